@@ -1,0 +1,1 @@
+"""Stages that write data: pairs, judgements, traces, curated examples."""

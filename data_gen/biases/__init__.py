@@ -1,0 +1,1 @@
+"""Injectors: how each structural bias turns a question into a pair."""

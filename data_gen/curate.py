@@ -1,0 +1,162 @@
+"""Keep the traces that teach: readable, agreeing with the label, in the training split, no group in both splits.
+
+In: records, cases and traces. Out: `train.jsonl`, `test.jsonl` (Example), `dropped.jsonl` (every other trace or case,
+with its reason); the counts add up.
+
+    rbd curate test_share=0.3
+    rbd curate 'held_out=[runs/real/pairs/pairs.jsonl]'
+"""
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+from rbd_train.app import BaseConfig, stage
+from rbd_train.biases import definitions_for
+from rbd_train.errors import DataError
+from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
+from rbd_train.run import Run, Table
+
+
+@dataclass
+class CurateConfig(BaseConfig):
+    """Settings of curate."""
+
+    test_share: float = 0.2  # share of the groups that are held out, where the source has no split
+    held_out: list[str] = field(default_factory=list)  # pairs files whose questions must not be trained on
+    definitions: str = "subset"  # which definitions training prompts list: all, subset (random distractors), known
+    per_case: int = 1  # traces kept per case, at most
+
+
+@stage("curate", CurateConfig)
+def main(cfg: CurateConfig, run: Run) -> float | None:
+    """Split by group, keep what teaches, write what was dropped and why."""
+    records = run.read(run.output_of("judgements", "records.jsonl"), BiasRecord)
+    cases = run.read(run.output_of("judgements", "cases.jsonl"), Case)
+    traces = run.read(run.output_of("traces", "traces.jsonl"), Trace)
+    held_out = {pair.plain.group for file in cfg.held_out for pair in run.read(Path(file), BiasPair)}
+    splits = split_groups(records, cfg.test_share, held_out, cfg.seed)
+    kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case)
+    if not kept.train and any(split == "train" for split in splits.values()):
+        reasons = Counter(row.reason for row in kept.dropped).most_common(4)
+        raise DataError(f"curate: no training row is left of {len(traces)} traces; dropped: {dict(reasons)}")
+    overlap = {e.group for e in kept.train} & ({e.group for e in kept.test} | held_out)
+    assert not overlap, f"groups in training and held out: {sorted(overlap)[:3]}"
+    run.write("train.jsonl", kept.train)
+    run.write("test.jsonl", kept.test)
+    run.write("dropped.jsonl", kept.dropped)
+    run.table(counts_table(records, traces, kept, held_out, overlap))
+    return float(len(kept.train))
+
+
+class Curated(NamedTuple):
+    """What became of the rows."""
+
+    train: list[Example]
+    test: list[Example]
+    dropped: list[Dropped]
+
+
+def split_groups(records: Sequence[BiasRecord], test_share: float, held_out: set[str], seed: int) -> dict[str, str]:
+    """Give every group one split: the source's own, test if it is held out, else drawn.
+
+    Raises:
+        DataError: a source puts one group into both splits.
+    """
+    splits: dict[str, str] = {}
+    for record in records:
+        split = record.split or ("test" if uniform("split", seed, record.group) < test_share else "train")
+        if record.group in held_out:
+            split = "test"
+        if splits.setdefault(record.group, split) != split:
+            raise DataError(f"curate: group {record.group} (record {record.id}) is in the train and the test split")
+    return splits
+
+
+def select(
+    records: Sequence[BiasRecord], cases: Sequence[Case], traces: Sequence[Trace], splits: Mapping[str, str],
+    definitions: str, per_case: int,
+) -> Curated:  # fmt: skip
+    """Sort every record and trace into train, test or dropped."""
+    by_case: dict[str, list[Trace]] = defaultdict(list)
+    for trace in traces:
+        by_case[trace.case_id].append(trace)
+    known = {case.id: case for case in cases}
+    strangers = set(by_case) - {record.id for record in records}
+    if strangers:
+        raise DataError(f"curate: {len(strangers)} traces belong to no record, for example {sorted(strangers)[0]}")
+    found = Curated([], [], [])
+    for record in records:
+        case, own = known.get(record.id), by_case[record.id]
+        if case is None or record.label is None:
+            found.dropped.append(_dropped(record, None, "decision unreadable"))
+            continue
+        if splits[record.group] == "test":
+            teacher = next((trace for trace in own if trace.verdict is not None), own[0] if own else None)
+            found.test.append(_example(record, case, teacher))
+            continue
+        if not own:
+            found.dropped.append(_dropped(record, None, "no trace"))
+        kept = 0
+        for trace in own:
+            reason = fault(trace, record.label)
+            if not reason and kept == per_case:
+                reason = "more than per_case"
+            if reason:
+                found.dropped.append(_dropped(record, trace, reason))
+                continue
+            kept += 1
+            shown = definitions_for(f"{record.id}-{trace.sample}", record.bias, definitions)  # type: ignore[arg-type]
+            found.train.append(_example(record, case.model_copy(update={"definitions": shown}), trace))
+    return found
+
+
+def fault(trace: Trace, label: bool) -> str:
+    """Say why a trace can't teach; empty if it can."""
+    if trace.verdict is None or not trace.thinking:
+        return f"unreadable: {trace.reject}"
+    return "" if trace.verdict == label else "disagrees with the label"
+
+
+def counts_table(
+    records: Sequence[BiasRecord], traces: Sequence[Trace], kept: Curated, held_out: set[str], overlap: set[str]
+) -> Table:
+    """Show that the counts add up: every trace of a training record is kept or dropped, every record has a place."""
+    rows: list[tuple[str | int, ...]] = []
+    reasons = sorted({row.reason for row in kept.dropped})
+    for bias in sorted({record.bias for record in records}):
+        of = Counter(row.reason for row in kept.dropped if row.bias == bias)
+        train = [example for example in kept.train if example.bias == bias]
+        rows.append(
+            (bias, sum(r.bias == bias for r in records), len(train), sum(example.label for example in train),
+             sum(example.bias == bias for example in kept.test), *(of[reason] for reason in reasons))
+        )  # fmt: skip
+    in_test = {example.case.id for example in kept.test}
+    test_traces = sum(trace.case_id in in_test for trace in traces)
+    dropped_traces = sum(row.sample is not None for row in kept.dropped)
+    if len(traces) != len(kept.train) + dropped_traces + test_traces:
+        raise DataError(
+            f"curate: {len(traces)} traces, but {len(kept.train)} + {dropped_traces} + {test_traces} are placed"
+        )
+    asked = {record.group for record in records} & held_out
+    note = (
+        f"{len(traces)} traces = {len(kept.train)} kept + {dropped_traces} dropped + {test_traces} of test cases. "
+        f"Questions held out by pairs files: {len(held_out)}, of which {len(asked)} are asked here too; "
+        f"in the training split: {len(overlap)}."
+    )
+    columns = ("bias", "records", "train", "of those Yes", "test", *(f"dropped: {reason}" for reason in reasons))
+    return Table(name="curate", title="Curation", columns=columns, rows=tuple(rows), note=note)
+
+
+def _example(record: BiasRecord, case: Case, trace: Trace | None) -> Example:
+    assert record.label is not None
+    return Example(
+        case=case, bias=record.bias, group=record.group, label=record.label, quadrant=record.quadrant(), trace=trace
+    )
+
+
+def _dropped(record: BiasRecord, trace: Trace | None, reason: str) -> Dropped:
+    sample = trace.sample if trace else None
+    return Dropped(case_id=record.id, bias=record.bias, group=record.group, sample=sample, reason=reason)

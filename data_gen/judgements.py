@@ -1,0 +1,162 @@
+"""Let a judge decide both views of every pair in both orders, and label each decision.
+
+A decision is biased when it was right on D and wrong on D_bias (papers.md 1.1). Position gives one record per pair:
+plain is the stored order, biased its reverse. Every other bias gives two: judged once stored, once reversed, so that
+order never poses as the bias.
+
+In: `pairs.jsonl`, or the published CSV. Out: `records.jsonl` (BiasRecord), `cases.jsonl` (Case).
+
+    rbd judgements judge=embedded
+    rbd judgements imported=r1_traces.csv
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from rbd_train.app import BaseConfig, stage
+from rbd_train.biases import case_of
+from rbd_train.errors import DataError, UsageError
+from rbd_train.judge import Judge, Shown
+from rbd_train.metrics import ceiling, proportion
+from rbd_train.records import BiasPair, BiasRecord, Case, Judgement, uniform
+from rbd_train.run import Cell, Run, Table
+from rbd_train.sources.rbd import read_reasoning
+
+
+@dataclass
+class JudgementsConfig(BaseConfig):
+    """Settings of judgements."""
+
+    judge: Any = None  # who decides
+    orders: str = "both"  # both, or one drawn per pair from its id
+    pairs: str | None = None  # path of the pairs; default: the output of stage pairs
+    imported: str | None = None  # the published reasoning-supervision CSV, instead of judging
+    noise_samples: int = 0  # extra judgements per view with other noise, to know how often it flips by itself
+
+
+@stage("judgements", JudgementsConfig)
+def main(cfg: JudgementsConfig, run: Run) -> float | None:
+    """Judge, label, write."""
+    if cfg.imported is not None:
+        found = read_reasoning(Path(cfg.imported))
+        run.note_input(Path(cfg.imported), len(found.records))
+        run.write("records.jsonl", found.records)
+        run.write("cases.jsonl", found.cases)
+        run.table(records_table(found.records))
+        return None
+    if cfg.orders not in ("both", "one"):
+        raise UsageError(f"orders is {cfg.orders!r}; choose both or one")
+    pairs = run.read(Path(cfg.pairs) if cfg.pairs else run.output_of("pairs", "pairs.jsonl"), BiasPair)
+    judge = cfg.judge.open(run.ledger)
+    with judge.engine:
+        views = views_of(pairs, cfg.orders)
+        judged = judge.judge([shown for view in views for shown in (view.plain, view.biased)])
+        records = label(views, judged)
+        noise = noise_floor(judge, views, judged, cfg.noise_samples)
+    cases = readable_cases(records)
+    run.write("records.jsonl", records)
+    run.write("cases.jsonl", cases)
+    run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
+    run.facts["leaning"] = getattr(judge, "leaning", {})
+    run.table(records_table(records, noise, declared(judge)))
+    biased = [record for record in records if record.label]
+    return len(biased) / len(records) if records else None
+
+
+class View:
+    """A pair in one order: what the judge sees on D and on D_bias."""
+
+    def __init__(self, pair: BiasPair, order: Literal["stored", "reversed", "both"]) -> None:
+        """Lay out the options."""
+        stored = tuple(range(len(pair.plain.options)))
+        reverse = stored[::-1]
+        self.pair, self.order = pair, order
+        self.plain = Shown(pair.plain, reverse if order == "reversed" else stored)
+        self.biased = Shown(pair.biased, stored if order == "stored" else reverse)
+
+
+def views_of(pairs: Sequence[BiasPair], orders: str) -> list[View]:
+    """List the views to judge: one for position, one per order for the rest."""
+    views = []
+    for pair in pairs:
+        if pair.bias == "position":
+            views.append(View(pair, "both"))
+            continue
+        chosen: Sequence[Literal["stored", "reversed"]] = ("stored", "reversed")
+        if orders == "one":
+            chosen = (chosen[int(uniform("order", pair.id) < 0.5)],)
+        views += [View(pair, order) for order in chosen]
+    return views
+
+
+def label(views: Sequence[View], judged: Sequence[Judgement]) -> list[BiasRecord]:
+    """Join judgements to records; label True is right on plain and wrong on biased, None if either is unreadable."""
+    records = []
+    for view, plain, biased in zip(views, judged[::2], judged[1::2], strict=True):
+        right = plain.right(view.pair.plain.gold), biased.right(view.pair.biased.gold)
+        records.append(
+            BiasRecord(
+                id=f"{view.pair.id}-{view.order}", group=view.pair.plain.group, bias=view.pair.bias,
+                split=view.pair.split, order=view.order, pair=view.pair, plain=plain, biased=biased,
+                label=None if None in right else right == (True, False),
+            )
+        )  # fmt: skip
+    return records
+
+
+def readable_cases(records: Sequence[BiasRecord]) -> list[Case]:
+    """Build a case of every record whose decisions can be read; all definitions are listed."""
+    return [case_of(record, "all") for record in records if record.label is not None]
+
+
+def noise_floor(
+    judge: Judge, views: Sequence[View], judged: Sequence[Judgement], samples: int
+) -> dict[str, list[bool]]:
+    """Judge the biased views again with other noise; returns, per bias, whether the decision flipped by itself."""
+    flips: dict[str, list[bool]] = {}
+    for sample in range(1, samples + 1):
+        again = judge.judge([view.biased for view in views], sample)
+        for view, first, second in zip(views, judged[1::2], again, strict=True):
+            flips.setdefault(view.pair.bias, []).append(first.outcome != second.outcome)
+    return flips
+
+
+def declared(judge: Judge) -> str:
+    """Declare a planted leaning, in every table that shows its judge."""
+    leaning = getattr(judge, "leaning", {})
+    return f"judge {judge.name}: planted leaning (nats) {dict(leaning)}" if leaning else f"judge {judge.name}: as it is"
+
+
+def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | None = None, note: str = "") -> Table:
+    """Count right and wrong on D and D_bias per bias, with the bias rate and the ceiling that follows (design 8)."""
+    rows: list[tuple[Cell, ...]] = []
+    for bias in sorted({record.bias for record in records}):
+        part = [record for record in records if record.bias == bias]
+        cells = Counter(record.quadrant() for record in part)
+        unknown = all(record.imported_from for record in part)
+        wrong = cells["TF"] + cells["FF"]
+        share = proportion(cells["TF"], wrong)
+        labelled = sum(record.label is True for record in part), sum(record.label is not None for record in part)
+        flips = (noise or {}).get(bias)
+        rows.append(
+            (bias, len(part), *(None if unknown else cells[q] for q in ("TT", "TF", "FT", "FF")),
+             sum(record.label is None for record in part), proportion(*labelled),
+             None if unknown else proportion(cells["TT"] + cells["TF"], len(part)),
+             None if unknown else proportion(cells["TT"] + cells["FT"], len(part)),
+             "D is seen" if bias == "position" else ceiling(share.value),
+             proportion(sum(flips), len(flips)) if flips else None)
+        )  # fmt: skip
+    if not rows:
+        raise DataError("judgements: no record")
+    columns = (
+        "bias", "records", "TT", "TF", "FT", "FF", "unreadable", "biased decisions", "right on D", "right on D_bias",
+        "F1 ceiling", "noise",
+    )  # fmt: skip
+    about = "T/F: right or wrong on D, then on D_bias; a dash is unknown (imported rows have no D)"
+    return Table(
+        name="judgements", title="The judge's decisions on D and D_bias", columns=columns, rows=tuple(rows),
+        note="; ".join(filter(None, (about, note))),
+    )  # fmt: skip

@@ -1,0 +1,151 @@
+"""Build paired data sets D and D_bias from a source, for each bias.
+
+In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (what was left out, and why).
+
+    rbd pairs source=generated
+    rbd pairs source=rbd source.folder=DIR limit=50
+    rbd pairs source=gsm8k source.path=test.jsonl 'bias=[verbosity,position]' weak=local
+"""
+
+import re
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from data_gen.biases.injectors import INJECTORS, make_pair
+from rbd_train.app import BaseConfig, stage
+from rbd_train.biases import NAMES
+from rbd_train.engine import Engine, Sampling
+from rbd_train.errors import DataError, UsageError
+from rbd_train.records import BiasPair, Dropped, Question, uniform
+from rbd_train.run import Run, Table
+from rbd_train.store import unique
+
+WEAK_PROMPT = "Solve the problem. Show your working and end with: #### number"
+
+
+@dataclass
+class PairsConfig(BaseConfig):
+    """Settings of pairs."""
+
+    source: Any = None  # where questions or pairs come from
+    bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build
+    limit: int | None = None  # pairs per bias, drawn by id; null: all
+    congruent_share: float = 0.0  # share of pairs whose cue favours the right answer, so that content-blind rules fail
+    weak: Any = None  # engine (conf/weak) that writes wrong answers where the source has none
+    weak_max_new_tokens: int = 256  # tokens of a weak answer
+
+
+@stage("pairs", PairsConfig)
+def main(cfg: PairsConfig, run: Run) -> float | None:
+    """Load, complete with wrong answers, inject, write."""
+    check_biases(cfg.bias)
+    loaded = cfg.source.load(cfg.seed)
+    for file in loaded.files:
+        run.note_input(_path(file))
+    run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__}
+    questions, dropped = loaded.questions, list[Dropped]()
+    lacking = [question for question in questions if question.wrong is None]
+    if lacking:
+        if cfg.weak is None:
+            raise UsageError(
+                f"{len(lacking)} questions have no wrong answer; choose an engine to write them: weak=local"
+            )
+        needed = lacking if cfg.limit is None else draw(lacking, 2 * cfg.limit * len(cfg.bias))
+        with cfg.weak.open(run.ledger) as engine:
+            completed, dropped = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
+        questions = [question for question in questions if question.wrong is not None] + completed
+    pairs = [pair for pair in loaded.pairs if pair.bias in cfg.bias]
+    for bias in cfg.bias:
+        pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share)
+    if cfg.limit is not None:
+        pairs = [pair for bias in cfg.bias for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
+    if not pairs:
+        raise DataError(f"pairs: no pair is left of {len(loaded.questions)} questions and {len(loaded.pairs)} pairs")
+    run.write("pairs.jsonl", unique(pairs, "id", "pairs"))
+    run.write("dropped.jsonl", dropped)
+    left = Counter(loaded.left_out) + Counter(row.reason for row in dropped)
+    run.table(pairs_table(pairs, left))
+    return float(len(pairs))
+
+
+def check_biases(biases: Sequence[str]) -> None:
+    """Refuse a bias that has no injector."""
+    for bias in biases:
+        if bias not in INJECTORS:
+            raise UsageError(f"bias {bias!r} is unknown; known: {', '.join(INJECTORS)}")
+
+
+def with_wrong_answers(
+    questions: Sequence[Question], engine: Engine, max_new_tokens: int
+) -> tuple[list[Question], list[Dropped]]:
+    """Let a weak engine answer, and keep an answer only if it is complete and its last number is not the gold one."""
+    prompts = [[{"role": "user", "content": f"{WEAK_PROMPT}\n\n{q.question}"}] for q in questions]
+    replies = engine.generate(prompts, Sampling(max_new_tokens=max_new_tokens))  # type: ignore[arg-type]
+    kept, dropped = list[Question](), list[Dropped]()
+    for question, reply in zip(questions, replies, strict=True):
+        reason = reply.status if reply.status != "ok" else wrong_answer_fault(reply.text, question.final)
+        if reason:
+            dropped.append(
+                Dropped(
+                    case_id=question.id, bias="", group=question.group, sample=None, reason=f"weak answer: {reason}"
+                )
+            )
+        else:
+            kept.append(question.model_copy(update={"wrong": reply.text.strip()}))
+    return kept, dropped
+
+
+def wrong_answer_fault(text: str, gold: str) -> str:
+    """Say why a weak answer can't serve as a wrong one; empty if it can. 57 of 500 published ones are right."""
+    numbers = [_number(found) for found in re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)]
+    if not numbers:
+        return "no number in it"
+    if numbers[-1] == _number(gold):
+        return "it is right"
+    return "the gold number is in it" if _number(gold) in numbers[-2:] else ""
+
+
+def inject(questions: Sequence[Question], bias: str, source: str, congruent_share: float) -> list[BiasPair]:
+    """Make a pair of every question; which are congruent is drawn by id, in each split alike."""
+    congruent: set[str] = set()
+    for split in ("train", "test", None):
+        part = sorted((q for q in questions if q.split == split), key=lambda q: uniform("congruent", bias, q.id))
+        congruent |= {question.id for question in part[: round(len(part) * congruent_share)]}
+    mixed = congruent_share > 0
+    return [make_pair(question, bias, source, question.id in congruent, mixed) for question in questions]
+
+
+def draw(rows: Sequence[Any], limit: int) -> list[Any]:
+    """Draw rows by a hash of their id, so that a larger limit keeps the smaller one's rows."""
+    chosen = sorted(rows, key=lambda row: uniform("limit", row.id))[:limit]
+    return sorted(chosen, key=lambda row: [r.id for r in rows].index(row.id)) if len(rows) < 2000 else chosen
+
+
+def pairs_table(pairs: Sequence[BiasPair], left_out: Counter[str]) -> Table:
+    """Count pairs per bias and split, with the balance of the gold side."""
+    rows = []
+    for bias in sorted({pair.bias for pair in pairs}):
+        for split in ("train", "test", None):
+            part = [pair for pair in pairs if pair.bias == bias and pair.split == split]
+            if part:
+                first = sum(pair.plain.gold == 0 for pair in part)
+                congruent = sum(bool(pair.provenance.get("congruent")) for pair in part)
+                rows.append((bias, split or "not split", len(part), first, congruent))
+    note = "left out: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(left_out.items())) or "nothing")
+    columns = ("bias", "split", "pairs", "gold stored first", "congruent")
+    return Table(name="pairs", title="Pairs of D and D_bias", columns=columns, rows=tuple(rows), note=note)
+
+
+def _number(text: str) -> float | None:
+    try:
+        return float(text.replace(",", "").replace("$", ""))
+    except ValueError:
+        return None
+
+
+def _path(file: str) -> Any:
+    from pathlib import Path
+
+    return Path(file)

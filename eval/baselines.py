@@ -1,0 +1,46 @@
+"""Content-blind rules: none reads the question or knows the right option (design 8).
+
+On the official test set they reach 438 of 500, the 671B teacher 407: they stand in every detection table.
+"""
+
+from collections.abc import Callable, Sequence
+
+from rbd_train import cues
+from rbd_train.records import Case, Example
+
+Rule = Callable[[Case], bool]
+
+
+def chose_the_longer(case: Case) -> bool:
+    """Say Yes where the judge chose the longest option."""
+    view = case.views[-1]
+    return view.choice is not None and cues.longer(view.options) == view.choice
+
+
+def same_letter_twice(case: Case) -> bool:
+    """Say Yes where the judge chose the same place in both orders."""
+    return len(case.views) == 2 and case.views[0].choice == case.views[1].choice
+
+
+def followed_the_crowd(case: Case) -> bool:
+    """Say Yes where the judge chose what the statement favours."""
+    view = case.views[-1]
+    return view.choice is not None and cues.crowd(view.statement) == view.choice
+
+
+def chose_the_cheerful(case: Case) -> bool:
+    """Say Yes where the chosen option sounds cheerful."""
+    view = case.views[-1]
+    return view.choice is not None and cues.mood(view.options[view.choice]) > 0
+
+
+RULES: dict[str, Rule] = {
+    "verbosity": chose_the_longer, "position": same_letter_twice,
+    "bandwagon": followed_the_crowd, "sentiment": chose_the_cheerful,
+}  # fmt: skip
+
+
+def majority_class(examples: Sequence[Example], bias: str) -> bool:
+    """Return the label most rows of a bias have: chosen on the rows themselves, so no constant does better."""
+    labels = [example.label for example in examples if example.bias == bias]
+    return 2 * sum(labels) >= len(labels)

@@ -1,0 +1,309 @@
+"""The `rbd` command: `rbd <stage> key=value ...`, the frame around every stage, sweeps and launches."""
+
+import ast
+import dataclasses
+import importlib
+import importlib.util
+import itertools
+import os
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rbd_train.config import build, choices, compose, compose_defaults, data_dir, field_help
+from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.run import Run, Table, rank
+from rbd_train.store import fingerprint, write_whole
+
+STAGES = {
+    "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
+    "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
+    "debias": "eval.debias", "report": "eval.report",
+}  # fmt: skip
+ENGINE_SLOTS = ("judge", "detector", "teacher")
+
+
+@dataclasses.dataclass
+class BaseConfig:
+    """What every stage has."""
+
+    name: str = "default"  # name of the run; its stages leave their files in <root>/<name>/<stage>
+    from_: str | None = None  # run whose outputs are this stage's inputs (key: from); default: this run
+    root: str = "runs"  # folder of all runs, with the ledger
+    seed: int = 0  # seed of every draw
+    launch: str | None = None  # a file of launch/ (ddp, zero2, zero3, ...): start workers with accelerate
+    processes: int | None = None  # workers to start; default: what the launch file says
+    trial: str | None = None  # set by a sweep: suffix of the stage's folder
+    overwrite: bool = False  # run a complete stage again
+    debug: bool = False  # show tracebacks
+    wandb: dict[str, Any] = dataclasses.field(default_factory=dict)  # mode (online, offline, disabled), project, ...
+
+
+class Stage(NamedTuple):
+    """A stage: its name, its config dataclass and its function."""
+
+    name: str
+    config: type
+    function: Callable[[Any, Run], float | None]
+
+
+def stage(name: str, config: type) -> Callable[[Callable[[Any, Run], float | None]], Stage]:
+    """Make a function `main(cfg, run)` a stage; its return value is the number that a sweep optimises."""
+    return lambda function: Stage(name, config, function)
+
+
+def load_stage(name: str) -> Stage:
+    """Import a stage.
+
+    Raises:
+        UsageError: there is no such stage.
+    """
+    if name not in STAGES:
+        raise UsageError(f"there is no stage {name!r}; stages: {', '.join(STAGES)}")
+    found = importlib.import_module(STAGES[name]).main
+    assert isinstance(found, Stage)
+    return found
+
+
+def run_stage(chosen: Stage, values: dict[str, Any]) -> float | None:
+    """Run a stage in this process, or hand it to accelerate where `launch` says so; a finished one is skipped."""
+    config = build(chosen.config, {("from_" if k == "from" else k): v for k, v in values.items()})
+    folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
+    run = Run(Path(values["root"]), values["name"], folder, values["from"] or values["name"], values)
+    known = run.finished()
+    if known is not False:
+        if run.main:
+            print(f"{run.folder}: complete already, with the same settings and inputs")
+        return None if known is None else float(known)
+    if values["launch"] and "LOCAL_RANK" not in os.environ:
+        return _launch(run, chosen.name, values)
+    with run.opened():
+        if run.main:
+            write_whole(run.folder / "config.yaml", _yaml(values))
+        run.start_tracker(values["wandb"])
+        try:
+            metric = chosen.function(config, run)
+        except BaseException as error:
+            status = "incomplete" if isinstance(error, IncompleteError | KeyboardInterrupt) else "failed"
+            run.close(status, None, f"{type(error).__name__}: {error}"[:500])
+            raise
+        run.close("complete", metric)
+    return metric
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code: 0 ok, 1 failed, 2 usage."""
+    words = list(sys.argv[1:] if words is None else words)
+    debug = "debug=true" in [word.casefold() for word in words]
+    try:
+        return _dispatch(words)
+    except KeyboardInterrupt:
+        print("interrupted; the same command continues", file=sys.stderr)
+        return 130
+    except (UsageError, DataError, IncompleteError) as error:
+        if debug:
+            traceback.print_exc()
+        print(f"error: {error}", file=sys.stderr)
+        return 2 if isinstance(error, UsageError) else 1
+    except Exception as error:
+        if debug:
+            traceback.print_exc()
+        told = f"error: {type(error).__name__}: {error}"
+        print(f"{told} (debug=true shows where)", file=sys.stderr)
+        return 1
+
+
+def entry() -> None:
+    """Be the console script `rbd`."""
+    sys.exit(main())
+
+
+def _dispatch(words: list[str]) -> int:
+    if not words or words[0] in ("-h", "--help"):
+        print(_overview())
+        return 0
+    if words[0] == "--version":
+        from rbd_train import __version__
+
+        print(__version__)
+        return 0
+    chosen = load_stage(words[0])
+    rest = words[1:]
+    if "--resolved" in rest:  # a worker: the launching process has composed the config already
+        values = _read_yaml(Path(rest[rest.index("--resolved") + 1]))
+        run_stage(chosen, values)
+        return 0
+    if {"-h", "--help"} & set(rest):
+        print(_stage_help(chosen))
+        return 0
+    sweep = bool({"-m", "--multirun"} & set(rest))
+    show = "--cfg" in rest
+    overrides = [word for word in rest if word not in ("-m", "--multirun", "--cfg", "job")]
+    flags = [word for word in overrides if word.startswith("-")]
+    if flags:
+        raise UsageError(f"there is no option {flags[0]}; options: -m (sweep), --cfg job (show the config), --help")
+    overrides = [_name_engine_slot(chosen, word) for word in overrides]
+    if sweep:
+        return _sweep(chosen, overrides)
+    values = compose(chosen.name, overrides)
+    if show:
+        print(_yaml(values), end="")
+        return 0
+    run_stage(chosen, values)
+    return 0
+
+
+def _launch(run: Run, name: str, values: Mapping[str, Any]) -> float | None:
+    """Write the resolved config once and start accelerate's workers on that file."""
+    import torch
+
+    file = data_dir("launch") / f"{values['launch']}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.yaml")))
+        raise UsageError(f"launch has no file {values['launch']!r}; choose one of {known}")
+    resolved = run.folder / "resolved.yaml"
+    write_whole(resolved, _yaml(values))
+    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+    environment = dict(os.environ)
+    if values["processes"]:
+        command += ["--num_processes", str(values["processes"])]
+    if not torch.cuda.is_available():
+        # ZeRO runs on gloo ranks with DS_ACCELERATOR; ACCELERATE_USE_CPU would break it ("no attribute 'ds_status'")
+        command += ["--mixed_precision", "no"]
+        environment |= {"DS_ACCELERATOR": "cpu"}
+        if "DEEPSPEED" not in file.read_text():
+            command += ["--cpu"]
+    if not values["processes"] and not torch.cuda.is_available():
+        command += ["--num_processes", "2"]
+    worker = ["-m", "rbd_train.app", name, "--resolved", str(resolved)]
+    done = subprocess.run([*command, *worker], env=environment, check=False)
+    if done.returncode:
+        raise DataError(
+            f"{values['launch']}: a worker of {run.folder} failed with exit code {done.returncode}; see above"
+        )
+    from rbd_train.run import read_manifest
+
+    manifest = read_manifest(run.folder)
+    return manifest["metric"] if manifest else None
+
+
+def _sweep(chosen: Stage, overrides: Sequence[str]) -> int:
+    """Run the grid of comma-separated values, each trial in a process and a folder of its own."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    axes: list[list[str]] = []
+    try:
+        for override in OverridesParser.create().parse_overrides(list(overrides)):
+            key = override.get_key_element()
+            if override.is_sweep_override():
+                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            else:
+                axes.append([str(override.input_line)])
+    except HydraException as error:
+        raise UsageError(f"can't parse the sweep: {str(error).splitlines()[0]}") from error
+    rows = []
+    for number, trial in enumerate(itertools.product(*axes)):
+        varied = [word for word, axis in zip(trial, axes, strict=True) if len(axis) > 1]
+        suffix = fingerprint(sorted(varied))[:8]
+        command = [sys.executable, "-m", "rbd_train.app", chosen.name, *trial, f"trial={suffix}"]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
+        sys.stderr.write(done.stderr)
+        values = compose(chosen.name, [*trial, f"trial={suffix}"])
+        from rbd_train.run import read_manifest
+
+        folder = Path(values["root"]) / values["name"] / f"{chosen.name}-{suffix}"
+        manifest = read_manifest(folder) or {}
+        reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1][:160]
+        rows.append(
+            (number, " ".join(varied), str(folder), "ok" if done.returncode == 0 else "failed",
+             manifest.get("metric"), reason)
+        )  # fmt: skip
+    from rbd_train.tables import show
+
+    columns = ("trial", "overrides", "folder", "status", "metric", "reason")
+    print(show(Table(name="sweep", title=f"Sweep of {chosen.name}", columns=columns, rows=tuple(rows))))
+    return 1 if any(row[3] == "failed" for row in rows) else 0
+
+
+def _name_engine_slot(chosen: Stage, word: str) -> str:
+    """Let `engine=http` and `engine.model=x` mean the stage's only engine."""
+    key = word.split("=", 1)[0]
+    if key != "engine" and not key.startswith("engine."):
+        return word
+    slots = [f.name for f in dataclasses.fields(chosen.config) if f.name in ENGINE_SLOTS]
+    if len(slots) != 1:
+        ways = " or ".join(f"engine@{slot}.engine={word.split('=', 1)[-1]}" for slot in slots)
+        raise UsageError(f"stage {chosen.name} has {len(slots)} engines; say which: {ways or 'none is configurable'}")
+    return f"engine@{slots[0]}.{word}" if key == "engine" else f"{slots[0]}.{word}"
+
+
+def _overview() -> str:
+    lines = ["rbd <stage> key=value ...   (rbd <stage> --help lists the keys; -m sweeps over a,b,c)", ""]
+    lines += [f"  {name:<12} {_first_docline(module)}" for name, module in STAGES.items()]
+    return "\n".join(lines)
+
+
+def _first_docline(module: str) -> str:
+    spec = importlib.util.find_spec(module)
+    assert spec is not None and spec.origin is not None
+    return (ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or "").split("\n", 1)[0]
+
+
+def _stage_help(chosen: Stage) -> str:
+    module = sys.modules[chosen.function.__module__]
+    lines = [(module.__doc__ or "").strip(), "", "Keys:"]
+    defaults = compose_defaults(chosen.name)
+    helps = field_help(BaseConfig) | field_help(chosen.config)
+    for field in dataclasses.fields(chosen.config):
+        key = "from" if field.name == "from_" else field.name
+        value = defaults.get(key)
+        if isinstance(value, Mapping) and "_target_" in value:
+            group = key if (data_dir("conf") / key).is_dir() else ""
+            lines.append(f"  {key:<16} {helps.get(field.name, '')}; choices: {', '.join(choices(group))}")
+            lines += _slot_help(key, value)
+        elif dataclasses.is_dataclass(field.type) and isinstance(value, Mapping):
+            lines.append(f"  {key:<16} {helps.get(field.name, '')}")
+            inner = field_help(field.type)  # type: ignore[arg-type]
+            lines += [f"    {f'{key}.{k}={v}':<36} {inner.get(k, '')}" for k, v in value.items()]
+        else:
+            lines.append(f"  {f'{key}={value}':<38} {helps.get(field.name, '')}")
+    return "\n".join(lines)
+
+
+def _slot_help(prefix: str, value: Mapping[str, Any]) -> list[str]:
+    from rbd_train.config import _locate
+
+    helps = field_help(_locate(str(value["_target_"])))
+    lines = []
+    for key, entry in value.items():
+        if isinstance(entry, Mapping) and "_target_" in entry:
+            lines.append(f"    {prefix}.{key}: engine; choices: {', '.join(choices('engine'))}")
+            lines += _slot_help(f"{prefix}.{key}", entry)
+        elif key != "_target_":
+            lines.append(f"    {f'{prefix}.{key}={entry}':<36} {helps.get(key, '')}")
+    return lines
+
+
+def _yaml(values: Mapping[str, Any]) -> str:
+    from omegaconf import OmegaConf
+
+    return OmegaConf.to_yaml(OmegaConf.create(dict(values)))
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+
+    container = OmegaConf.to_container(OmegaConf.load(path))
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+if __name__ == "__main__":
+    if rank() > 0:  # one voice: the other ranks speak only when they fail
+        os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    # run the importable module, not this copy named __main__, so that stages and app share their classes
+    sys.exit(importlib.import_module("rbd_train.app").main())

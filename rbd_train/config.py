@@ -1,0 +1,177 @@
+"""From YAML and `key=value` words to typed, checked config objects; every fault names the key and the way out."""
+
+import dataclasses
+import difflib
+import importlib
+import inspect
+import re
+import typing
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rbd_train.errors import UsageError
+from rbd_train.run import flat
+
+
+def data_dir(name: str) -> Path:
+    """Return the folder `conf` or `launch`: inside the package in a wheel, beside it in a checkout."""
+    packaged = Path(__file__).parent / name
+    return packaged if packaged.is_dir() else Path(__file__).parents[1] / name
+
+
+def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
+    """Compose `conf/<stage>.yaml` with overrides into a plain, resolved dictionary.
+
+    Raises:
+        UsageError: a word that can't be parsed, a key or choice that isn't there, a value that is missing.
+    """
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
+        try:
+            composed = hydra_compose(stage, overrides=list(overrides))
+        except (HydraException, OmegaConfBaseException) as error:
+            raise UsageError(_explain(stage, overrides, error)) from error
+    missing = sorted(OmegaConf.missing_keys(composed))
+    if missing:
+        raise UsageError(f"{missing[0]} has no value; set {missing[0]}=...")
+    try:
+        container = OmegaConf.to_container(composed, resolve=True, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        raise UsageError(_first_line(error)) from error
+    assert isinstance(container, dict)
+    return {str(key): value for key, value in container.items()}
+
+
+def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
+    """Build a config dataclass, slots with `_target_` included.
+
+    Raises:
+        UsageError: an unknown key (with the nearest valid one), a wrong type, or a value that is missing.
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    fields = {field.name: field for field in dataclasses.fields(kind)}
+    values = {key: value for key, value in values.items() if key != "_target_"}
+    for key in values:
+        if key not in fields:
+            raise UsageError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in fields]))
+    hints = typing.get_type_hints(kind)
+    slots = {}
+    for key, value in values.items():
+        if isinstance(value, Mapping) and "_target_" in value:
+            slots[key] = build(_locate(str(value["_target_"])), value, f"{prefix}{key}.")
+        else:
+            _refuse_untyped_text(f"{prefix}{key}", hints[key], value)
+    try:
+        plain = {key: value for key, value in values.items() if key not in slots}
+        merged: Any = OmegaConf.merge(OmegaConf.structured(kind), plain)
+    except OmegaConfBaseException as error:
+        key = str(getattr(error, "full_key", "") or "")
+        raise UsageError(f"{prefix}{key}: {_first_line(error)}") from error
+    for name in fields:
+        if name not in slots and OmegaConf.is_missing(merged, name):
+            raise UsageError(f"{prefix}{name} has no value; set {prefix}{name}=...")
+    made = {}
+    for name in fields:
+        value = merged[name] if name not in slots else slots[name]
+        made[name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
+    return kind(**made)
+
+
+def unknown_key(key: str, valid: Sequence[str]) -> str:
+    """Say that a key isn't there, and which one may be meant."""
+    near = difflib.get_close_matches(key, valid, 1, 0.5) or difflib.get_close_matches(
+        key.rsplit(".", 1)[-1], [name.rsplit(".", 1)[-1] for name in valid], 1, 0.5
+    )
+    meant = [name for name in valid if name == near[0] or name.endswith("." + near[0])] if near else []
+    hint = f"; did you mean {meant[0]}?" if meant else f"; valid keys: {', '.join(valid[:40])}"
+    return f"there is no key {key}{hint}"
+
+
+def field_help(kind: type) -> dict[str, str]:
+    """Read the comment beside each field of a config dataclass: the one place where a field is described."""
+    comments: dict[str, str] = {}
+    for line in inspect.getsource(kind).splitlines():
+        match = re.match(r"    (\w+): [^#]*#\s*(.*)$", line)
+        if match:
+            comments[match[1]] = match[2]
+    return comments
+
+
+def choices(group: str) -> list[str]:
+    """List the choices of a config group."""
+    return sorted(path.stem for path in (data_dir("conf") / group).glob("*.yaml"))
+
+
+def _locate(target: str) -> type:
+    module, _, name = target.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UsageError(f"_target_ {target!r} can't be imported: {error}") from error
+    if not dataclasses.is_dataclass(found):
+        raise UsageError(f"_target_ {target!r} is not a config dataclass")
+    return typing.cast(type, found)
+
+
+def _refuse_untyped_text(key: str, hint: Any, value: Any) -> None:
+    """Refuse YAML's readings of unquoted text: Yes is a boolean, 012 is 10, 1:30 is 90."""
+    wanted = str(hint).replace("typing.", "")
+    parts = value if isinstance(value, list) else [value]
+    if hint is str or re.fullmatch(r"(list\[str\]|str \| None|Optional\[str\])", wanted):
+        for part in parts:
+            if part is not None and not isinstance(part, str):
+                raise UsageError(
+                    f"{key} must be text, got {part!r} ({type(part).__name__}): "
+                    f'quote it, in YAML "{part}", at the command line \'{key}="{part}"\''
+                )
+
+
+def _explain(stage: str, overrides: Sequence[str], error: Exception) -> str:
+    text = str(error)
+    absent = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
+    if absent:
+        key = absent[1] or absent[2]
+        full = next((w.split("=", 1)[0] for w in overrides if w.split("=", 1)[0].endswith(key)), key)
+        return unknown_key(full, list(flat(compose_defaults(stage))))
+    group = re.search(r"Could not find '([\w@.]+)/([^']+)'", text) or re.search(
+        r"In '[^']*': Could not find '(\w+)/([^']+)'", text
+    )
+    if group:
+        name = group[1].split("@", 1)[0]
+        near = difflib.get_close_matches(group[2], choices(name), 1)
+        meant = f"; did you mean {near[0]}?" if near else ""
+        return f"{name} has no choice {group[2]!r}{meant}; choices: {', '.join(choices(name))}"
+    if "Error parsing override" in text or "mismatched input" in text or "no viable alternative" in text:
+        word = re.search(r"Error parsing override '(.*)'", text)
+        return (
+            f"can't parse {word[1] if word else text!r}: write key=value; a value with spaces, commas, quotes, = or < "
+            "needs quotes of its own inside the shell's, for example 'key=\"a, b\"'; long texts belong in files"
+        )
+    if "Ambiguous value for argument" in text or "sweep" in text.casefold():
+        return f"{_first_line(error)} (several values need -m, a list is written [a,b])"
+    return _first_line(error)
+
+
+def compose_defaults(stage: str) -> dict[str, Any]:
+    """Compose a stage without overrides, unresolved, to list its keys."""
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.core.global_hydra import GlobalHydra
+    from omegaconf import OmegaConf
+
+    GlobalHydra.instance().clear()
+    with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
+        container = OmegaConf.to_container(hydra_compose(stage), resolve=False)
+    return {str(k): v for k, v in container.items()} if isinstance(container, dict) else {}
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0]

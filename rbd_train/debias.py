@@ -1,0 +1,124 @@
+"""The debias loop (papers.md 1.7, Algorithm 1) as a library call: what a user plugs into an own judge.
+
+Detect; where the detector sees bias, feed its reasoning back and judge again; until it sees none or `max_rounds`.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from rbd_train.biases import case_from_views
+from rbd_train.detector import Detector
+from rbd_train.errors import UsageError
+from rbd_train.judge import GenerativeJudge, Shown
+from rbd_train.records import Case, Judgement, Revision, Round, Trace
+
+
+class Decision(NamedTuple):
+    """What a judge decided: one view, or for position the same item in both orders."""
+
+    id: str
+    bias: str
+    shown: tuple[Shown, ...]
+    judgements: tuple[Judgement, ...]
+
+
+class Rejudge(Protocol):
+    """All the loop needs of a judge."""
+
+    def rejudge(
+        self, shown: Sequence[Shown], before: Sequence[Judgement], feedback: Sequence[str | None]
+    ) -> list[Judgement]:
+        """Decide each view again, with feedback on the decision before."""
+
+
+def debias(
+    decisions: Sequence[Decision], judge: Rejudge, detector: Detector, max_rounds: int = 1, position_calls: int = 2
+) -> list[Revision]:
+    """Let a detector look at decisions, and the judge look again where bias was seen.
+
+    Args:
+        decisions: what the judge decided.
+        judge: the judge that decided.
+        detector: what reads the decisions; asked again about every revised one while rounds are left.
+        max_rounds: how often a decision may be judged again.
+        position_calls: 2 judges each order again by itself; 1 asks for both in one call, as published.
+
+    Returns:
+        One revision per decision, in order. Where a decision can't be read, there is nothing to detect and it stands.
+
+    Raises:
+        UsageError: `position_calls=1` with a judge that isn't asked in words.
+    """
+    if position_calls not in (1, 2):
+        raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
+    rounds: list[list[Round]] = [[Round(judgements=d.judgements, trace=None)] for d in decisions]
+    stops: dict[int, str] = {}
+    calls = [0] * len(decisions)
+    for turn in range(max_rounds + 1):
+        readable = [i for i in range(len(decisions)) if i not in stops and _readable(rounds[i][-1].judgements)]
+        stops |= {i: "unreadable" for i in range(len(decisions)) if i not in stops and i not in readable}
+        if turn == max_rounds:
+            break
+        traces = _first_readable(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
+        flagged = []
+        for i, trace in zip(readable, traces, strict=True):
+            rounds[i][-1] = rounds[i][-1].model_copy(update={"trace": trace})
+            calls[i] += 1
+            if trace.verdict:
+                flagged.append(i)
+            else:
+                stops[i] = "unreadable" if trace.verdict is None else "no_bias"
+        revised = _again(judge, [decisions[i] for i in flagged], [rounds[i][-1] for i in flagged], position_calls)
+        for i, judgements in zip(flagged, revised, strict=True):
+            rounds[i].append(Round(judgements=judgements, trace=None))
+            calls[i] += 1 if position_calls == 1 else len(judgements)
+    return [
+        Revision(id=decision.id, rounds=tuple(rounds[i]), stop=stops.get(i, "max_rounds"), calls=calls[i])  # type: ignore[arg-type]
+        for i, decision in enumerate(decisions)
+    ]
+
+
+def _readable(judgements: Sequence[Judgement]) -> bool:
+    return all(judgement.outcome.kind != "unreadable" for judgement in judgements)
+
+
+def _case(decision: Decision, last: Round, detector: Detector) -> Case:
+    judged = [(shown.item, judgement) for shown, judgement in zip(decision.shown, last.judgements, strict=True)]
+    return case_from_views(decision.id, decision.bias, judged, detector.definitions)
+
+
+def _first_readable(detector: Detector, cases: Sequence[Case]) -> list[Trace]:
+    """Return a trace per case: the first readable sample, or the first where none is."""
+    traces = detector.detect(cases)
+    each = len(traces) // len(cases) if cases else 1
+    groups = [traces[start : start + each] for start in range(0, len(traces), each)]
+    return [next((t for t in group if t.verdict is not None), group[0]) for group in groups]
+
+
+def _again(
+    judge: Rejudge, decisions: Sequence[Decision], last: Sequence[Round], position_calls: int
+) -> list[tuple[Judgement, ...]]:
+    feedback = [entry.trace.thinking if entry.trace else None for entry in last]
+    if position_calls == 1 and any(len(decision.shown) == 2 for decision in decisions):
+        if not isinstance(judge, GenerativeJudge):
+            raise UsageError(
+                "position_calls=1 asks for two decisions in words; this judge is read by log-probabilities"
+            )
+        both = [k for k, decision in enumerate(decisions) if len(decision.shown) == 2]
+        joint = judge.rejudge_jointly(
+            [(decisions[k].shown[0], decisions[k].shown[1]) for k in both],
+            [(last[k].judgements[0], last[k].judgements[1]) for k in both],
+            [feedback[k] or "" for k in both],
+        )
+        found: dict[int, tuple[Judgement, ...]] = dict(zip(both, joint, strict=True))
+    else:
+        found = {}
+    rest = [(k, view) for k in range(len(decisions)) if k not in found for view in range(len(decisions[k].shown))]
+    judged = judge.rejudge(
+        [decisions[k].shown[view] for k, view in rest],
+        [last[k].judgements[view] for k, view in rest],
+        [feedback[k] for k, _ in rest],
+    )
+    for (k, _), judgement in zip(rest, judged, strict=True):
+        found[k] = (*found.get(k, ()), judgement)
+    return [found[k] for k in range(len(decisions))]

@@ -1,0 +1,143 @@
+"""Detectors: a prompt around an engine. The teacher is a detector whose engine is DeepSeek-R1."""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, cast
+
+from rbd_train.biases import Definitions
+from rbd_train.engine import Engine, Sampling
+from rbd_train.errors import UsageError
+from rbd_train.ledger import Ledger
+from rbd_train.prompts.detect import detect_messages, read_trace
+from rbd_train.records import Case, Trace
+
+
+class Detector(Protocol):
+    """Reads cases and writes traces; `definitions` says which definitions its prompts list."""
+
+    name: str
+    definitions: Definitions
+
+    def detect(self, cases: Sequence[Case]) -> list[Trace]:
+        """Return the traces of each case, case by case."""
+
+    def calls(self) -> dict[str, int]:
+        """Count the calls made so far."""
+
+    def close(self) -> None:
+        """Free what the detector holds."""
+
+
+class EngineDetector:
+    """A detector that asks an engine, `samples` times per case."""
+
+    def __init__(
+        self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1
+    ) -> None:
+        """Wrap an engine."""
+        self.engine, self.name, self.sampling = engine, name, sampling
+        self.definitions, self.samples = definitions, samples
+
+    def detect(self, cases: Sequence[Case]) -> list[Trace]:
+        """Return `samples` traces per case, readable or rejected with a reason."""
+        prompts = [detect_messages(case) for case in cases]
+        drawn = [
+            self.engine.generate(prompts, self.sampling.model_copy(update={"sample": sample}))
+            for sample in range(self.samples)
+        ]
+        traces = []
+        for index, case in enumerate(cases):
+            for sample in range(self.samples):
+                reply = drawn[sample][index]
+                thinking, verdict, reject = read_trace(reply)
+                traces.append(
+                    Trace(
+                        case_id=case.id, author=self.name, sample=sample, thinking=thinking, verdict=verdict,
+                        p_yes=_p_yes(reply.watched), reply=reply.text, reject=reject,
+                        provenance={
+                            "engine": dict(self.engine.identity), "sampling": self.sampling.model_dump(mode="json"),
+                            "reasoning_field": reply.reasoning_field, "finish_reason": reply.finish_reason,
+                        },
+                    )
+                )  # fmt: skip
+        return traces
+
+    def calls(self) -> dict[str, int]:
+        """Count the calls made so far."""
+        return dict(self.engine.calls)
+
+    def close(self) -> None:
+        """Free the engine."""
+        self.engine.backend.close()
+
+
+class TemplateTeacher:
+    """A teacher that is a function of the case as shown, for generated questions; its records say so."""
+
+    definitions: Definitions = "all"
+
+    def __init__(self, solve: Callable[[Case], tuple[str, bool] | None], name: str) -> None:
+        """Wrap a function from a case to thinking and verdict, or None where it can't work the question out."""
+        self.solve, self.name = solve, name
+
+    def detect(self, cases: Sequence[Case]) -> list[Trace]:
+        """Return one trace per case."""
+        traces = []
+        for case in cases:
+            solved = self.solve(case)
+            provenance: dict[str, Any] = {"template": True}
+            if solved is None:
+                traces.append(
+                    Trace(
+                        case_id=case.id, author=self.name, thinking=None, verdict=None, reply="",
+                        reject="not_solved", provenance=provenance,
+                    )
+                )  # fmt: skip
+                continue
+            thinking, verdict = solved
+            reply = f"{thinking}\n</think>\n\n{'Yes' if verdict else 'No'}"
+            traces.append(
+                Trace(
+                    case_id=case.id, author=self.name, thinking=thinking, verdict=verdict, reply=reply,
+                    provenance=provenance,
+                )
+            )  # fmt: skip
+        return traces
+
+    def calls(self) -> dict[str, int]:
+        """Count the calls made so far: none."""
+        return {}
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@dataclass
+class DetectorConfig:
+    """Detector (or teacher) that asks an engine."""
+
+    engine: Any  # slot of conf/engine
+    name: str = "detector"  # author written into its traces
+    max_new_tokens: int = 2048  # tokens of thinking and verdict; what is cut there is rejected
+    temperature: float = 0.0
+    top_p: float = 1.0
+    samples: int = 1  # traces per case
+    definitions: str = "all"  # all, subset or known: which definitions its prompt lists
+
+    def open(self, ledger: Ledger) -> Detector:
+        """Open the detector's engine."""
+        if self.definitions not in ("all", "subset", "known"):
+            raise UsageError(f"detector.definitions is {self.definitions!r}; choose all, subset or known")
+        sampling = Sampling(
+            max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, watch=("Yes", "No")
+        )
+        definitions = cast(Definitions, self.definitions)
+        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples)
+
+
+def _p_yes(watched: dict[str, float] | None) -> float | None:
+    """Return P(Yes) against No at the verdict's token."""
+    if not watched or set(watched) != {"Yes", "No"}:
+        return None
+    return 1 / (1 + math.exp(min(700.0, watched["No"] - watched["Yes"])))

@@ -1,0 +1,70 @@
+"""A Python function as an engine: one's own judge, or a fixed script for rehearsals and tests."""
+
+import hashlib
+import re
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import JsonValue
+
+from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Messages, Reply, Request
+from rbd_train.errors import UsageError
+from rbd_train.ledger import Ledger
+from rbd_train.store import fingerprint
+
+
+class FunctionBackend:
+    """Answer with `reply(messages) -> text`; what the function raises is the caller's."""
+
+    def __init__(self, reply: Callable[[Messages], str], name: str, identity: JsonValue = None) -> None:
+        """Wrap a function; name and identity tell the ledger when a stored reply may be used again."""
+        self.reply = reply
+        self.identity: dict[str, JsonValue] = {"engine": "function", "model": name, "identity": identity}
+
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+        """Answer the missing requests one after the other."""
+        for index in sorted(missing):
+            request = requests[index]
+            if request.sampling is None:
+                commit(index, _arbitrary_logprobs(request))
+                continue
+            text = self.reply(request.messages)
+            status = "ok" if text.strip() else "empty"
+            commit(index, Completion(status=status, text=text, finish_reason="stop"))  # type: ignore[arg-type]
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+@dataclass
+class ScriptedEngine:
+    """Engine that replies by rules, for rehearsals: the first rule whose pattern is found in the prompt answers."""
+
+    rules: list[dict[str, str]] = field(default_factory=list)  # [{"pattern": regex, "reply": text}, ...]
+    delay_s: float = 0.0  # seconds of pause before each reply
+
+    def open(self, ledger: Ledger) -> Engine:
+        """Return the engine; running out of rules is an error, not an empty reply."""
+        rules: list[Any] = [dict(rule) for rule in self.rules]
+        for rule in rules:
+            if set(rule) != {"pattern", "reply"}:
+                raise UsageError(f"engine.rules: a rule holds 'pattern' and 'reply', not {sorted(rule)}")
+
+        def reply(messages: Messages) -> str:
+            time.sleep(self.delay_s)
+            prompt = "\n".join(message["content"] for message in messages)
+            for rule in rules:
+                if re.search(rule["pattern"], prompt):
+                    return str(rule["reply"])
+            raise UsageError(f"engine=scripted: no rule matches the prompt {prompt[:80]!r}…; add one to engine.rules")
+
+        return Engine(FunctionBackend(reply, "scripted", fingerprint(rules)), ledger, attempts=1)
+
+
+def _arbitrary_logprobs(request: Request) -> ChoiceLogprobs:
+    """Give each choice a fixed, meaningless log-probability that depends on prompt and choice alone."""
+    prompt = "\n".join(message["content"] for message in request.messages)
+    sums = [-hashlib.sha256(f"{prompt}\n{choice}".encode()).digest()[0] / 16 for choice in request.choices]
+    return ChoiceLogprobs(sums=tuple(sums), tokens=tuple(len(choice.split()) or 1 for choice in request.choices))

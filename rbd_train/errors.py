@@ -1,0 +1,13 @@
+"""The three ways a command ends without its result, and the exit code of each."""
+
+
+class UsageError(Exception):
+    """Report a fault of the command or its configuration (exit code 2): an unknown key, a missing API key."""
+
+
+class DataError(Exception):
+    """Report a fault of an input or a result (exit code 1), with file, line and field where they are known."""
+
+
+class IncompleteError(Exception):
+    """Report that calls are still without an answer (exit code 1); the same command continues them."""

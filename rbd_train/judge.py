@@ -1,0 +1,215 @@
+"""Judges: prompts around an engine. `judge` decides views, `rejudge` decides them again with a reviewer's feedback."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+from rbd_train import cues
+from rbd_train.engine import Engine, Sampling
+from rbd_train.errors import UsageError
+from rbd_train.ledger import Ledger
+from rbd_train.prompts import label, shown_statement
+from rbd_train.prompts.verdict import (
+    again_messages,
+    content_messages,
+    joint_messages,
+    parse_joint,
+    parse_verdict,
+    verdict_messages,
+)
+from rbd_train.records import Item, Judgement, Outcome
+from rbd_train.store import canonical, fingerprint
+
+
+class Shown(NamedTuple):
+    """An item and the order in which its options are shown; `order[k]` is the stored index of the k-th."""
+
+    item: Item
+    order: tuple[int, ...]
+
+
+class Judge(Protocol):
+    """Decides views; what the debias loop needs of a judge is `rejudge` alone."""
+
+    name: str
+    fingerprint: str
+    engine: Engine
+
+    def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
+        """Decide each view once."""
+
+    def rejudge(
+        self, shown: Sequence[Shown], before: Sequence[Judgement], feedback: Sequence[str | None]
+    ) -> list[Judgement]:
+        """Decide each view again, with feedback on the decision before; None asks again without feedback."""
+
+
+class GenerativeJudge:
+    """A judge that is asked for a label in words: any chat model, closed ones too."""
+
+    def __init__(
+        self, engine: Engine, name: str, max_new_tokens: int = 64, temperature: float = 0.0, allow_tie: bool = False
+    ) -> None:
+        """Wrap an engine; temperature 0 is the default, so that a judge is its most likely self."""
+        self.engine, self.name, self.allow_tie = engine, name, allow_tie
+        self.sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
+        self.fingerprint = fingerprint([engine.identity, self.sampling.model_dump(mode="json"), allow_tie])
+
+    def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
+        """Decide each view once."""
+        prompts = [verdict_messages(item, order, self.allow_tie) for item, order in shown]
+        return self._ask(shown, prompts, sample)
+
+    def rejudge(
+        self, shown: Sequence[Shown], before: Sequence[Judgement], feedback: Sequence[str | None]
+    ) -> list[Judgement]:
+        """Decide each view again."""
+        prompts = [
+            again_messages(item, order, decision_text(old), said, self.allow_tie)
+            for (item, order), old, said in zip(shown, before, feedback, strict=True)
+        ]
+        return self._ask(shown, prompts, 0)
+
+    def rejudge_jointly(
+        self,
+        pairs: Sequence[tuple[Shown, Shown]],
+        before: Sequence[tuple[Judgement, Judgement]],
+        feedback: Sequence[str],
+    ) -> list[tuple[Judgement, Judgement]]:
+        """Decide both orders in one call, as published for position; consistency can then be copied."""
+        prompts = [
+            joint_messages(first.item, (first.order, second.order), [decision_text(old) for old in olds], said)
+            for (first, second), olds, said in zip(pairs, before, feedback, strict=True)
+        ]
+        judged = []
+        for (first, second), reply in zip(pairs, self.engine.generate(prompts, self.sampling), strict=True):
+            outcomes = parse_joint(reply.text, len(first.order))
+            if reply.status != "ok":
+                outcomes = (Outcome(kind="unreadable", reason=reply.status),) * 2
+            judged.append(
+                (self._judgement(first, outcomes[0], reply.text), self._judgement(second, outcomes[1], reply.text))
+            )
+        return judged
+
+    def _ask(self, shown: Sequence[Shown], prompts: Sequence[Any], sample: int) -> list[Judgement]:
+        replies = self.engine.generate(prompts, self.sampling.model_copy(update={"sample": sample}))
+        judgements = []
+        for view, reply in zip(shown, replies, strict=True):
+            if reply.status == "ok":
+                outcome = parse_verdict(reply.text, len(view.order), self.allow_tie)
+            else:  # a reply cut at its limit may hold a label that it was about to reject
+                outcome = Outcome(kind="unreadable", reason=reply.status)
+            judgements.append(self._judgement(view, outcome, reply.text, sample))
+        return judgements
+
+    def _judgement(self, view: Shown, outcome: Outcome, reply: str, sample: int = 0) -> Judgement:
+        return Judgement(
+            item_id=view.item.id, judge=self.name, fingerprint=self.fingerprint, order=view.order, sample=sample,
+            outcome=_stored(outcome, view.order), reply=reply,
+        )  # fmt: skip
+
+
+class ContentJudge:
+    """A judge read by log-probabilities: the option whose own text is the likeliest answer to the question.
+
+    For models too small to name a letter. `leaning` plants a declared bias: nats added to the log-probability of the
+    option that carries a bias's cue, on every item and at full weight when judging again.
+    """
+
+    def __init__(self, engine: Engine, name: str, normalise: str, leaning: dict[str, float]) -> None:
+        """Wrap an engine; `normalise` is how an option's log-prob becomes its score: sum, or mean over its tokens."""
+        if normalise not in ("sum", "mean"):
+            raise UsageError(f"judge.normalise is {normalise!r}; choose sum or mean")
+        unknown = set(leaning) - {"verbosity", "position", "bandwagon", "sentiment"}
+        if unknown:
+            raise UsageError(f"judge.leaning: there is no cue for {sorted(unknown)}")
+        self.engine, self.name, self.normalise, self.leaning = engine, name, normalise, leaning
+        self.fingerprint = fingerprint([engine.identity, normalise, sorted(leaning.items())])
+
+    def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
+        """Decide each view once; a deterministic judge has no second sample."""
+        return self._decide(shown, [None] * len(shown))
+
+    def rejudge(
+        self, shown: Sequence[Shown], before: Sequence[Judgement], feedback: Sequence[str | None]
+    ) -> list[Judgement]:
+        """Decide each view again; the feedback goes into the model's prompt and the leaning stays."""
+        return self._decide(shown, feedback)
+
+    def _decide(self, shown: Sequence[Shown], feedback: Sequence[str | None]) -> list[Judgement]:
+        prompts = [content_messages(view.item, said) for view, said in zip(shown, feedback, strict=True)]
+        scored = self.engine.choice_logprobs(prompts, [view.item.options for view in shown])
+        judgements = []
+        for view, reply in zip(shown, scored, strict=True):
+            lengths = reply.tokens if self.normalise == "mean" else (1,) * len(reply.tokens)
+            content = [total / max(1, count) for total, count in zip(reply.sums, lengths, strict=True)]
+            scores = [value + self._lean(view, i) for i, value in enumerate(content)]
+            best = max(scores)
+            outcome = (
+                Outcome(kind="tie") if scores.count(best) > 1 else Outcome(kind="choice", choice=scores.index(best))
+            )
+            weights = [math.exp(score - best) for score in scores]
+            judgements.append(
+                Judgement(
+                    item_id=view.item.id, judge=self.name, fingerprint=self.fingerprint, order=view.order,
+                    outcome=outcome, reply=canonical({"content": content, "scores": scores}),
+                    probabilities=tuple(weight / sum(weights) for weight in weights),
+                )
+            )  # fmt: skip
+        return judgements
+
+    def _lean(self, view: Shown, option: int) -> float:
+        texts = [view.item.options[i] for i in view.order]
+        statement = shown_statement(view.item, view.order) if view.item.statement else None
+        favoured = {
+            "verbosity": cues.longer(texts), "position": 0,
+            "bandwagon": cues.crowd(statement), "sentiment": cues.cheerful(texts),
+        }  # fmt: skip
+        position = view.order.index(option)
+        return sum(weight for bias, weight in self.leaning.items() if favoured[bias] == position)
+
+
+@dataclass
+class GenerativeJudgeConfig:
+    """Judge that answers with a label in words."""
+
+    engine: Any  # slot of conf/engine
+    name: str = "judge"  # name that a detector's prompt shows
+    max_new_tokens: int = 64  # tokens of a reply, thinking included
+    temperature: float = 0.0
+    allow_tie: bool = False  # offer a tie; off, a reply of tie is unreadable
+
+    def open(self, ledger: Ledger) -> Judge:
+        """Open the judge's engine."""
+        engine = self.engine.open(ledger)
+        return GenerativeJudge(engine, self.name, self.max_new_tokens, self.temperature, self.allow_tie)
+
+
+@dataclass
+class ContentJudgeConfig:
+    """Judge that scores the options' own texts by a local model's log-probabilities."""
+
+    engine: Any  # slot of conf/engine
+    name: str = "judge"  # name that a detector's prompt shows
+    normalise: str = "mean"  # sum, or mean over an option's tokens
+    leaning: dict[str, float] = field(default_factory=dict)  # planted nats per bias, declared in every table
+
+    def open(self, ledger: Ledger) -> Judge:
+        """Open the judge's engine."""
+        return ContentJudge(self.engine.open(ledger), self.name, self.normalise, dict(self.leaning))
+
+
+def decision_text(judgement: Judgement) -> str:
+    """Say a decision as a prompt does, in the order shown."""
+    outcome = judgement.outcome
+    if outcome.kind == "choice" and outcome.choice is not None:
+        return label(judgement.order.index(outcome.choice))
+    return "tie" if outcome.kind == "tie" else "(unreadable)"
+
+
+def _stored(outcome: Outcome, order: Sequence[int]) -> Outcome:
+    """Map a position in the order shown to the stored index: the one place where an order is undone."""
+    if outcome.choice is None:
+        return outcome
+    return Outcome(kind="choice", choice=order[outcome.choice])

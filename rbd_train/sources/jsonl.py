@@ -1,0 +1,113 @@
+"""Questions from JSON lines: GSM8K's own files, and plain files of one's own."""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+from rbd_train.errors import DataError, UsageError
+from rbd_train.records import Question, group_of
+from rbd_train.sources import Loaded
+from rbd_train.store import numbered_lines, read_text, unique
+
+
+@dataclass
+class Gsm8kSource:
+    """GSM8K (question, answer ending in "#### number"); wrong answers come from a weak engine."""
+
+    path: str  # test.jsonl or train.jsonl of GSM8K
+    split: str | None = None  # train or test for every row; null: drawn by question in curate
+    encoding: str = "utf-8"  # of the file
+
+    def load(self, seed: int) -> Loaded:
+        """Read the file."""
+        questions: list[Question] = []
+        for where, row in rows_of(Path(self.path), self.encoding):
+            question, answer = text_field(row, "question", where), text_field(row, "answer", where)
+            if "####" not in answer:
+                raise DataError(f"{where}, field answer: no '#### number' at its end; is this a GSM8K file?")
+            working, _, final = answer.rpartition("####")
+            questions.append(
+                Question(
+                    id=f"gsm8k-{len(questions)}", group=group_of(question), question=question,
+                    right=f"{working.strip()}\n#### {final.strip()}", final=final.strip(), split=_split(self.split),
+                    domain="math",
+                )
+            )  # fmt: skip
+        return Loaded(questions, [], {}, "MIT", [self.path])
+
+
+@dataclass
+class JsonlSource:
+    """Plain JSON lines: question, right, optionally final (default: the last line of right), wrong, id, domain."""
+
+    path: str  # the file
+    licence: str = "unknown"  # of the data, as its owner states it; never guessed
+    split: str | None = None  # train or test for every row; null: drawn by question in curate
+    encoding: str = "utf-8"  # of the file
+
+    def load(self, seed: int) -> Loaded:
+        """Read the file."""
+        questions = []
+        known = {"question", "right", "final", "wrong", "id", "domain", "split"}
+        for number, (where, row) in enumerate(rows_of(Path(self.path), self.encoding)):
+            extra = sorted(set(row) - known)
+            if extra:
+                raise DataError(f"{where}, field {extra[0]}: unknown; a row holds {', '.join(sorted(known))}")
+            question, right = text_field(row, "question", where), text_field(row, "right", where)
+            texts = {name: text_field(row, name, where) for name in ("final", "wrong", "id", "domain") if name in row}
+            questions.append(
+                Question(
+                    id=texts.get("id", f"{Path(self.path).stem}-{number}"), group=group_of(question),
+                    question=question, right=right, final=texts.get("final", right.strip().splitlines()[-1]),
+                    wrong=texts.get("wrong"), split=_split(row.get("split", self.split)),
+                    domain=texts.get("domain", ""),
+                )
+            )  # fmt: skip
+        return Loaded(list(unique(questions, "id", self.path)), [], {}, self.licence, [self.path])
+
+
+def rows_of(path: Path, encoding: str = "utf-8") -> list[tuple[str, Mapping[str, Any]]]:
+    """Return (where, object) per line.
+
+    Raises:
+        DataError: a line that is no JSON object; names file and line.
+    """
+    rows: list[tuple[str, Mapping[str, Any]]] = []
+    for number, line in numbered_lines(read_text(path, encoding)):
+        where = f"{path}, line {number}"
+        try:
+            value = json.loads(line)
+        except ValueError as error:
+            raise DataError(f"{where}: not JSON ({error})") from error
+        if not isinstance(value, dict):
+            raise DataError(f"{where}: expected an object, got {type(value).__name__}")
+        rows.append((where, value))
+    return rows
+
+
+def text_field(row: Mapping[str, Any], name: str, where: str) -> str:
+    """Return a field that must be text.
+
+    Raises:
+        DataError: it is missing, of another type, or blank.
+    """
+    if name not in row:
+        raise DataError(f"{where}, field {name}: missing; the row has {', '.join(map(str, row)) or 'no fields'}")
+    value = row[name]
+    if not isinstance(value, str):
+        _wrong_type(where, name, value)
+    if not value.strip():
+        raise DataError(f"{where}, field {name}: blank")
+    return value
+
+
+def _wrong_type(where: str, name: str, value: Any) -> NoReturn:
+    raise DataError(f"{where}, field {name}: must be text, got {value!r} ({type(value).__name__})")
+
+
+def _split(value: Any) -> Any:
+    if value not in (None, "train", "test"):
+        raise UsageError(f"split is {value!r}; choose train, test or null")
+    return value
