@@ -31,7 +31,7 @@ class BaseConfig:
     """What every stage has."""
 
     name: str = "default"  # name of the run; its stages leave their files in <root>/<name>/<stage>
-    from_: str | None = None  # run whose outputs are this stage's inputs (key: from); default: this run
+    from_: str = "default"  # run whose outputs are this stage's inputs (key: from); default: this run
     root: str = "runs"  # folder of all runs, with the ledger
     seed: int = 0  # seed of every draw
     launch: str | None = None  # a file of launch/ (ddp, zero2, zero3, ...): start workers with accelerate
@@ -72,7 +72,7 @@ def run_stage(chosen: Stage, values: dict[str, Any]) -> float | None:
     """Run a stage in this process, or hand it to accelerate where `launch` says so; a finished one is skipped."""
     config = build(chosen.config, {("from_" if k == "from" else k): v for k, v in values.items()})
     folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
-    run = Run(Path(values["root"]), values["name"], folder, values["from"] or values["name"], values)
+    run = Run(Path(values["root"]), values["name"], folder, values["from"], values)
     known = run.finished()
     if known is not False:
         if run.main:

@@ -5,6 +5,7 @@ The rendering is ours because the stock R1-Distill template cuts assistant turns
 trains on the label alone (huggingface/trl#6766). Training and use go through `render_context`, so they can't differ.
 """
 
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -112,7 +113,10 @@ def load_model(name: str, dtype: str) -> "PreTrainedModel":
     """
     import torch
     from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
 
+    if not sys.stderr.isatty():
+        logging.disable_progress_bar()
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True

@@ -167,6 +167,7 @@ def make_trainer(
     """Set up TRL's trainer on rendered rows; its own preparation (templates, truncation at 1024) is switched off."""
     import torch
     from datasets import Dataset
+    from transformers import PrinterCallback
     from trl.trainer.sft_config import SFTConfig as TrlConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
@@ -186,7 +187,7 @@ def make_trainer(
         gradient_accumulation_steps=settings["global_batch"] // per_step, max_length=None, packing=False,
         warmup_steps=settings["warmup_share"], lr_scheduler_type=settings["scheduler"],
         weight_decay=settings["weight_decay"], bf16=cuda if settings["bf16"] is None else settings["bf16"],
-        gradient_checkpointing=settings["recompute"], use_cpu=not cuda, seed=seed, data_seed=seed,
+        activation_checkpointing=settings["recompute"], use_cpu=not cuda, seed=seed, data_seed=seed,
         train_sampling_strategy="group_by_length" if settings["group_by_length"] else "random",
         logging_steps=settings["log_every"], logging_first_step=True, report_to="none",
         save_strategy="steps" if save_every else "no", save_steps=save_every or 1, save_total_limit=1,
@@ -199,6 +200,7 @@ def make_trainer(
         model=model, args=args, train_dataset=data, processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(pad_token_id=pad_id(tokenizer)),
     )  # fmt: skip
+    trainer.remove_callback(PrinterCallback)  # it prints raw dictionaries; events.jsonl has them
     trainer.add_callback(_log_to(run))
     run.facts |= {
         "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
