@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
-from rbd_train.errors import DataError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
 from rbd_train.run import Run, Table
 
@@ -33,6 +33,10 @@ class CurateConfig(BaseConfig):
 @stage("curate", CurateConfig)
 def main(cfg: CurateConfig, run: Run) -> float | None:
     """Split by group, keep what teaches, write what was dropped and why."""
+    if cfg.definitions not in ("all", "subset", "known"):
+        raise UsageError(f"definitions is {cfg.definitions!r}; choose all, subset or known")
+    if not 0 <= cfg.test_share <= 1 or cfg.per_case < 1:
+        raise UsageError(f"test_share is {cfg.test_share} (0 to 1), per_case is {cfg.per_case} (at least 1)")
     records = run.read(run.output_of("judgements", "records.jsonl"), BiasRecord)
     cases = run.read(run.output_of("judgements", "cases.jsonl"), Case)
     traces = run.read(run.output_of("traces", "traces.jsonl"), Trace)
@@ -91,7 +95,7 @@ def select(
     for record in records:
         case, own = known.get(record.id), by_case[record.id]
         if case is None or record.label is None:
-            found.dropped.append(_dropped(record, None, "decision unreadable"))
+            found.dropped.extend(_dropped(record, trace, "decision unreadable") for trace in own or (None,))
             continue
         if splits[record.group] == "test":
             teacher = next((trace for trace in own if trace.verdict is not None), own[0] if own else None)
@@ -116,7 +120,7 @@ def select(
 def fault(trace: Trace, label: bool) -> str:
     """Say why a trace can't teach; empty if it can."""
     if trace.verdict is None or not trace.thinking:
-        return f"unreadable: {trace.reject}"
+        return f"unreadable: {trace.reject or 'empty_think'}"
     return "" if trace.verdict == label else "disagrees with the label"
 
 

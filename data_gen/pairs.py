@@ -41,6 +41,8 @@ class PairsConfig(BaseConfig):
 def main(cfg: PairsConfig, run: Run) -> float | None:
     """Load, complete with wrong answers, inject, write."""
     check_biases(cfg.bias)
+    if (cfg.limit or 0) < 0 or not 0 <= cfg.congruent_share <= 1:
+        raise UsageError(f"limit is {cfg.limit} (0 or more), congruent_share is {cfg.congruent_share} (0 to 1)")
     loaded = cfg.source.load(cfg.seed)
     for file in loaded.files:
         run.note_input(_path(file))
@@ -108,7 +110,8 @@ def wrong_answer_fault(text: str, gold: str) -> str:
 
 
 def inject(questions: Sequence[Question], bias: str, source: str, congruent_share: float) -> list[BiasPair]:
-    """Make a pair of every question; which are congruent is drawn by id, in each split alike."""
+    """Make a pair of every question that isn't made for another bias; which are congruent is drawn, in each split."""
+    questions = [question for question in questions if question.meta.get("cue", bias) == bias]
     congruent: set[str] = set()
     for split in ("train", "test", None):
         part = sorted((q for q in questions if q.split == split), key=lambda q: uniform("congruent", bias, q.id))

@@ -1,6 +1,7 @@
 """The `rbd` command: `rbd <stage> key=value ...`, the frame around every stage, sweeps and launches."""
 
 import ast
+import contextlib
 import dataclasses
 import importlib
 import importlib.util
@@ -68,9 +69,12 @@ def load_stage(name: str) -> Stage:
     return found
 
 
-def run_stage(chosen: Stage, values: dict[str, Any]) -> float | None:
-    """Run a stage in this process, or hand it to accelerate where `launch` says so; a finished one is skipped."""
+def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> float | None:
+    """Run a stage in this process, or start workers where `launch` says so; a finished one is skipped."""
     config = build(chosen.config, {("from_" if k == "from" else k): v for k, v in values.items()})
+    for key in ("name", "from"):
+        if values[key] in ("", ".", "..") or "/" in values[key]:
+            raise UsageError(f"{key} is {values[key]!r}: it names a folder in {values['root']}, so no slash")
     folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
     run = Run(Path(values["root"]), values["name"], folder, values["from"], values)
     known = run.finished()
@@ -78,13 +82,13 @@ def run_stage(chosen: Stage, values: dict[str, Any]) -> float | None:
         if run.main:
             print(f"{run.folder}: complete already, with the same settings and inputs")
         return None if known is None else float(known)
-    if values["launch"] and "LOCAL_RANK" not in os.environ:
+    if values["launch"] and not worker and "LOCAL_RANK" not in os.environ:
         return _launch(run, chosen.name, values)
     with run.opened():
         if run.main:
             write_whole(run.folder / "config.yaml", _yaml(values))
-        run.start_tracker(values["wandb"])
         try:
+            run.start_tracker(values["wandb"])
             metric = chosen.function(config, run)
         except BaseException as error:
             status = "incomplete" if isinstance(error, IncompleteError | KeyboardInterrupt) else "failed"
@@ -134,7 +138,7 @@ def _dispatch(words: list[str]) -> int:
     rest = words[1:]
     if "--resolved" in rest:  # a worker: the launching process has composed the config already
         values = _read_yaml(Path(rest[rest.index("--resolved") + 1]))
-        run_stage(chosen, values)
+        run_stage(chosen, values, worker=True)
         return 0
     if {"-h", "--help"} & set(rest):
         print(_stage_help(chosen))
@@ -166,19 +170,19 @@ def _launch(run: Run, name: str, values: Mapping[str, Any]) -> float | None:
         raise UsageError(f"launch has no file {values['launch']!r}; choose one of {known}")
     resolved = run.folder / "resolved.yaml"
     write_whole(resolved, _yaml(values))
-    command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
     environment = dict(os.environ)
-    if values["processes"]:
-        command += ["--num_processes", str(values["processes"])]
-    if not torch.cuda.is_available():
-        # ZeRO runs on gloo ranks with DS_ACCELERATOR; ACCELERATE_USE_CPU would break it ("no attribute 'ds_status'")
-        command += ["--mixed_precision", "no"]
-        environment |= {"DS_ACCELERATOR": "cpu"}
-        if "DEEPSPEED" not in file.read_text():
-            command += ["--cpu"]
-    if not values["processes"] and not torch.cuda.is_available():
-        command += ["--num_processes", "2"]
-    worker = ["-m", "rbd_train.app", name, "--resolved", str(resolved)]
+    processes = values["processes"] or (None if torch.cuda.is_available() else 2)
+    if torch.cuda.is_available() or "DEEPSPEED" in file.read_text():
+        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+        command += ["--num_processes", str(processes)] if processes else []
+        if not torch.cuda.is_available():
+            # ZeRO runs on gloo ranks with DS_ACCELERATOR; ACCELERATE_USE_CPU breaks it (no attribute 'ds_status')
+            command += ["--mixed_precision", "no"]
+            environment |= {"DS_ACCELERATOR": "cpu"}
+    else:  # `accelerate launch --cpu --num_processes 2` starts one process without saying so
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
+    environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
+    worker = ["-m", "rbd_train.app", name, "--resolved", str(resolved), f"debug={str(values['debug']).lower()}"]
     done = subprocess.run([*command, *worker], env=environment, check=False)
     if done.returncode:
         raise DataError(
@@ -209,14 +213,17 @@ def _sweep(chosen: Stage, overrides: Sequence[str]) -> int:
     for number, trial in enumerate(itertools.product(*axes)):
         varied = [word for word, axis in zip(trial, axes, strict=True) if len(axis) > 1]
         suffix = fingerprint(sorted(varied))[:8]
-        command = [sys.executable, "-m", "rbd_train.app", chosen.name, *trial, f"trial={suffix}"]
+        words = [*trial, f"trial='{suffix}'"]  # quoted: a hash of digits alone would be read as a number
+        command = [sys.executable, "-m", "rbd_train.app", chosen.name, *words]
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         sys.stderr.write(done.stderr)
-        values = compose(chosen.name, [*trial, f"trial={suffix}"])
         from rbd_train.run import read_manifest
 
-        folder = Path(values["root"]) / values["name"] / f"{chosen.name}-{suffix}"
-        manifest = read_manifest(folder) or {}
+        folder, manifest = Path("-"), dict[str, Any]()
+        with contextlib.suppress(UsageError):  # the trial has said so itself; the others still run
+            values = compose(chosen.name, words)
+            folder = Path(values["root"]) / values["name"] / f"{chosen.name}-{suffix}"
+            manifest = read_manifest(folder) or {}
         reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1][:160]
         rows.append(
             (number, " ".join(varied), str(folder), "ok" if done.returncode == 0 else "failed",

@@ -61,28 +61,33 @@ def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     values = {key: value for key, value in values.items() if key != "_target_"}
     for key in values:
         if key not in fields:
-            raise UsageError(unknown_key(f"{prefix}{key}", [f"{prefix}{name}" for name in fields]))
+            raise UsageError(unknown_key(f"{prefix}{key}", [f"{prefix}{_typed(name)}" for name in fields]))
     hints = typing.get_type_hints(kind)
     slots = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and "_target_" in value:
             slots[key] = build(_locate(str(value["_target_"])), value, f"{prefix}{key}.")
         else:
-            _refuse_untyped_text(f"{prefix}{key}", hints[key], value)
+            _refuse_untyped_text(f"{prefix}{_typed(key)}", hints[key], value)
     try:
         plain = {key: value for key, value in values.items() if key not in slots}
         merged: Any = OmegaConf.merge(OmegaConf.structured(kind), plain)
     except OmegaConfBaseException as error:
         key = str(getattr(error, "full_key", "") or "")
-        raise UsageError(f"{prefix}{key}: {_first_line(error)}") from error
+        wanted = "must be a list, written [a,b]; " if "ListConfig" in str(error) else ""
+        raise UsageError(f"{prefix}{_typed(key)}: {wanted}{_first_line(error)}") from error
     for name in fields:
         if name not in slots and OmegaConf.is_missing(merged, name):
-            raise UsageError(f"{prefix}{name} has no value; set {prefix}{name}=...")
+            raise UsageError(f"{prefix}{_typed(name)} has no value; set {prefix}{_typed(name)}=...")
     made = {}
     for name in fields:
         value = merged[name] if name not in slots else slots[name]
         made[name] = OmegaConf.to_object(value) if OmegaConf.is_config(value) else value
     return kind(**made)
+
+
+def _typed(name: str) -> str:
+    return "from" if name == "from_" else name
 
 
 def unknown_key(key: str, valid: Sequence[str]) -> str:
@@ -122,25 +127,37 @@ def _locate(target: str) -> type:
 
 
 def _refuse_untyped_text(key: str, hint: Any, value: Any) -> None:
-    """Refuse YAML's readings of unquoted text: Yes is a boolean, 012 is 10, 1:30 is 90."""
-    wanted = str(hint).replace("typing.", "")
-    parts = value if isinstance(value, list) else [value]
-    if hint is str or re.fullmatch(r"(list\[str\]|str \| None|Optional\[str\])", wanted):
-        for part in parts:
-            if part is not None and not isinstance(part, str):
-                raise UsageError(
-                    f"{key} must be text, got {part!r} ({type(part).__name__}): "
-                    f'quote it, in YAML "{part}", at the command line \'{key}="{part}"\''
-                )
+    """Refuse YAML's readings of unquoted text, at any depth: Yes is a boolean, 012 is 10, 1:30 is 90."""
+    inner = typing.get_args(hint)
+    if isinstance(value, list) and typing.get_origin(hint) is list:
+        for part in value:
+            _refuse_untyped_text(key, inner[0], part)
+    elif isinstance(value, Mapping) and typing.get_origin(hint) is dict:
+        for name, part in value.items():
+            _refuse_untyped_text(f"{key}.{name}", inner[1], part)
+    elif (hint is str or (str in inner and type(None) in inner)) and not isinstance(value, str | list | Mapping | None):
+        raise UsageError(
+            f"{key} must be text, got {value!r} ({type(value).__name__}): "
+            f'quote it, in YAML "{value}", at the command line \'{key}="{value}"\''
+        )
 
 
 def _explain(stage: str, overrides: Sequence[str], error: Exception) -> str:
     text = str(error)
+    word = getattr(error, "override", None)  # of hydra's parser, whose own text often leaves it out
+    if word is not None or "LexerNoViableAltException" in text or "Error parsing override" in text:
+        found = re.search(r"(?:Error parsing override '|LexerNoViableAltException: )(.*?)'?$", text, re.MULTILINE)
+        return (
+            f"can't parse {word or (found[1] if found else text)!r}: write key=value; a value with spaces, commas, "
+            "quotes, =, < or other than plain letters needs quotes of its own inside the shell's, for example "
+            "'key=\"a, b\"'; long texts belong in files"
+        )
     absent = re.search(r"Could not override '([^']+)'|Key '([^']+)' is not in struct", text)
     if absent:
         key = absent[1] or absent[2]
         full = next((w.split("=", 1)[0] for w in overrides if w.split("=", 1)[0].endswith(key)), key)
-        return unknown_key(full, list(flat(compose_defaults(stage))))
+        slots = [word for word in overrides if (data_dir("conf") / word.split("=", 1)[0].split("@", 1)[0]).is_dir()]
+        return unknown_key(full.lstrip("+~"), list(flat(compose_defaults(stage, slots))))
     group = re.search(r"Could not find '([\w@.]+)/([^']+)'", text) or re.search(
         r"In '[^']*': Could not find '(\w+)/([^']+)'", text
     )
@@ -149,19 +166,13 @@ def _explain(stage: str, overrides: Sequence[str], error: Exception) -> str:
         near = difflib.get_close_matches(group[2], choices(name), 1)
         meant = f"; did you mean {near[0]}?" if near else ""
         return f"{name} has no choice {group[2]!r}{meant}; choices: {', '.join(choices(name))}"
-    if "Error parsing override" in text or "mismatched input" in text or "no viable alternative" in text:
-        word = re.search(r"Error parsing override '(.*)'", text)
-        return (
-            f"can't parse {word[1] if word else text!r}: write key=value; a value with spaces, commas, quotes, = or < "
-            "needs quotes of its own inside the shell's, for example 'key=\"a, b\"'; long texts belong in files"
-        )
     if "Ambiguous value for argument" in text or "sweep" in text.casefold():
         return f"{_first_line(error)} (several values need -m, a list is written [a,b])"
     return _first_line(error)
 
 
-def compose_defaults(stage: str) -> dict[str, Any]:
-    """Compose a stage without overrides, unresolved, to list its keys."""
+def compose_defaults(stage: str, slots: Sequence[str] = ()) -> dict[str, Any]:
+    """Compose a stage with no override but the choices of its slots, unresolved, to list its keys."""
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.core.global_hydra import GlobalHydra
@@ -169,7 +180,7 @@ def compose_defaults(stage: str) -> dict[str, Any]:
 
     GlobalHydra.instance().clear()
     with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
-        container = OmegaConf.to_container(hydra_compose(stage), resolve=False)
+        container = OmegaConf.to_container(hydra_compose(stage, overrides=list(slots)), resolve=False)
     return {str(k): v for k, v in container.items()} if isinstance(container, dict) else {}
 
 

@@ -51,6 +51,9 @@ def debias(
     """
     if position_calls not in (1, 2):
         raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
+    two_orders = any(len(decision.shown) == 2 for decision in decisions)
+    if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
+        raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
     rounds: list[list[Round]] = [[Round(judgements=d.judgements, trace=None)] for d in decisions]
     stops: dict[int, str] = {}
     calls = [0] * len(decisions)
@@ -59,11 +62,11 @@ def debias(
         stops |= {i: "unreadable" for i in range(len(decisions)) if i not in stops and i not in readable}
         if turn == max_rounds:
             break
-        traces = _first_readable(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
+        traces, asked = _first_readable(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
         flagged = []
         for i, trace in zip(readable, traces, strict=True):
             rounds[i][-1] = rounds[i][-1].model_copy(update={"trace": trace})
-            calls[i] += 1
+            calls[i] += asked
             if trace.verdict:
                 flagged.append(i)
             else:
@@ -87,23 +90,19 @@ def _case(decision: Decision, last: Round, detector: Detector) -> Case:
     return case_from_views(decision.id, decision.bias, judged, detector.definitions)
 
 
-def _first_readable(detector: Detector, cases: Sequence[Case]) -> list[Trace]:
-    """Return a trace per case: the first readable sample, or the first where none is."""
+def _first_readable(detector: Detector, cases: Sequence[Case]) -> tuple[list[Trace], int]:
+    """Return a trace per case (the first readable sample, or the first where none is), and the samples per case."""
     traces = detector.detect(cases)
     each = len(traces) // len(cases) if cases else 1
     groups = [traces[start : start + each] for start in range(0, len(traces), each)]
-    return [next((t for t in group if t.verdict is not None), group[0]) for group in groups]
+    return [next((t for t in group if t.verdict is not None), group[0]) for group in groups], each
 
 
 def _again(
     judge: Rejudge, decisions: Sequence[Decision], last: Sequence[Round], position_calls: int
 ) -> list[tuple[Judgement, ...]]:
     feedback = [entry.trace.thinking if entry.trace else None for entry in last]
-    if position_calls == 1 and any(len(decision.shown) == 2 for decision in decisions):
-        if not isinstance(judge, GenerativeJudge):
-            raise UsageError(
-                "position_calls=1 asks for two decisions in words; this judge is read by log-probabilities"
-            )
+    if position_calls == 1 and isinstance(judge, GenerativeJudge):
         both = [k for k, decision in enumerate(decisions) if len(decision.shown) == 2]
         joint = judge.rejudge_jointly(
             [(decisions[k].shown[0], decisions[k].shown[1]) for k in both],

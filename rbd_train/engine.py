@@ -121,12 +121,17 @@ class Engine:
     def choice_logprobs(self, prompts: Sequence[Messages], choices: Sequence[Sequence[str]]) -> list[ChoiceLogprobs]:
         """Return the log-probabilities of each prompt's choices as the assistant's reply, in order.
 
+        A failed call has a status other than ok, and no sums.
+
         Raises:
             IncompleteError: as for `generate`.
         """
         pairs = zip(prompts, choices, strict=True)
         replies = self._answer([Request(prompt, None, tuple(options)) for prompt, options in pairs])
-        return [ChoiceLogprobs.model_validate(reply) for reply in replies]
+        return [
+            reply if isinstance(reply, ChoiceLogprobs) else ChoiceLogprobs(status=reply.status, sums=(), tokens=())
+            for reply in replies
+        ]
 
     def _answer(self, requests: Sequence[Request]) -> list[Reply]:
         keys = [self._key(request) for request in requests]

@@ -1,6 +1,7 @@
 """Judges: prompts around an engine. `judge` decides views, `rejudge` decides them again with a reviewer's feedback."""
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -114,18 +115,29 @@ class ContentJudge:
     """A judge read by log-probabilities: the option whose own text is the likeliest answer to the question.
 
     For models too small to name a letter. `leaning` plants a declared bias: nats added to the log-probability of the
-    option that carries a bias's cue, on every item and at full weight when judging again.
+    option that carries a bias's cue, at full weight when judging again too. An item that was made for one bias
+    (`meta.cue`) is leaned on by that bias alone.
     """
 
-    def __init__(self, engine: Engine, name: str, normalise: str, leaning: dict[str, float]) -> None:
-        """Wrap an engine; `normalise` is how an option's log-prob becomes its score: sum, or mean over its tokens."""
+    def __init__(self, engine: Engine, name: str, part: str, normalise: str, leaning: dict[str, float]) -> None:
+        """Wrap an engine.
+
+        Args:
+            engine: what gives log-probabilities.
+            name: the judge's name, as detectors read it.
+            part: what of an option is scored: `whole`, or its `last_sentence` (where it states its result).
+            normalise: how log-probabilities become a score: `sum`, or `mean` over tokens.
+            leaning: nats per bias.
+        """
+        if part not in ("whole", "last_sentence"):
+            raise UsageError(f"judge.part is {part!r}; choose whole or last_sentence")
         if normalise not in ("sum", "mean"):
             raise UsageError(f"judge.normalise is {normalise!r}; choose sum or mean")
         unknown = set(leaning) - {"verbosity", "position", "bandwagon", "sentiment"}
         if unknown:
             raise UsageError(f"judge.leaning: there is no cue for {sorted(unknown)}")
-        self.engine, self.name, self.normalise, self.leaning = engine, name, normalise, leaning
-        self.fingerprint = fingerprint([engine.identity, normalise, sorted(leaning.items())])
+        self.engine, self.name, self.part, self.normalise, self.leaning = engine, name, part, normalise, leaning
+        self.fingerprint = fingerprint([engine.identity, part, normalise, sorted(leaning.items())])
 
     def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
         """Decide each view once; a deterministic judge has no second sample."""
@@ -139,9 +151,17 @@ class ContentJudge:
 
     def _decide(self, shown: Sequence[Shown], feedback: Sequence[str | None]) -> list[Judgement]:
         prompts = [content_messages(view.item, said) for view, said in zip(shown, feedback, strict=True)]
-        scored = self.engine.choice_logprobs(prompts, [view.item.options for view in shown])
+        scored = self.engine.choice_logprobs(prompts, [self._scored_parts(view.item) for view in shown])
         judgements = []
         for view, reply in zip(shown, scored, strict=True):
+            if reply.status != "ok":
+                judgements.append(
+                    Judgement(
+                        item_id=view.item.id, judge=self.name, fingerprint=self.fingerprint, order=view.order,
+                        outcome=Outcome(kind="unreadable", reason=reply.status), reply="",
+                    )
+                )  # fmt: skip
+                continue
             lengths = reply.tokens if self.normalise == "mean" else (1,) * len(reply.tokens)
             content = [total / max(1, count) for total, count in zip(reply.sums, lengths, strict=True)]
             scores = [value + self._lean(view, i) for i, value in enumerate(content)]
@@ -159,6 +179,13 @@ class ContentJudge:
             )  # fmt: skip
         return judgements
 
+    def _scored_parts(self, item: Item) -> list[str]:
+        if self.part == "whole":
+            return list(item.options)
+        # the lead-in is the same for every option: it sets the scene and cancels in their differences
+        sentences = [re.split(r"(?<=[.!?])\s+", option.strip())[-1] for option in item.options]
+        return [f"Answer: {sentence}" for sentence in sentences]
+
     def _lean(self, view: Shown, option: int) -> float:
         texts = [view.item.options[i] for i in view.order]
         statement = shown_statement(view.item, view.order) if view.item.statement else None
@@ -167,7 +194,8 @@ class ContentJudge:
             "bandwagon": cues.crowd(statement), "sentiment": cues.cheerful(texts),
         }  # fmt: skip
         position = view.order.index(option)
-        return sum(weight for bias, weight in self.leaning.items() if favoured[bias] == position)
+        cue = view.item.meta.get("cue")
+        return sum(w for bias, w in self.leaning.items() if cue in (None, bias) and favoured[bias] == position)
 
 
 @dataclass
@@ -192,12 +220,13 @@ class ContentJudgeConfig:
 
     engine: Any  # slot of conf/engine
     name: str = "judge"  # name that a detector's prompt shows
+    part: str = "whole"  # what of an option is scored: whole, or its last_sentence
     normalise: str = "mean"  # sum, or mean over an option's tokens
     leaning: dict[str, float] = field(default_factory=dict)  # planted nats per bias, declared in every table
 
     def open(self, ledger: Ledger) -> Judge:
         """Open the judge's engine."""
-        return ContentJudge(self.engine.open(ledger), self.name, self.normalise, dict(self.leaning))
+        return ContentJudge(self.engine.open(ledger), self.name, self.part, self.normalise, dict(self.leaning))
 
 
 def decision_text(judgement: Judgement) -> str:

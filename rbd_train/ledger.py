@@ -59,12 +59,20 @@ class Ledger:
         return hashlib.sha256(text.encode()).hexdigest()
 
     def replies(self, keys: Sequence[str]) -> dict[str, Stored]:
-        """Return the stored replies among these keys."""
+        """Return the stored replies among these keys.
+
+        Raises:
+            DataError: the file is damaged.
+        """
         found: dict[str, Stored] = {}
         for start in range(0, len(keys), 500):
             part = keys[start : start + 500]
             marks = ",".join("?" * len(part))
-            rows = self._db.execute(f"SELECT key, reply, final, attempts FROM replies WHERE key IN ({marks})", part)
+            query = f"SELECT key, reply, final, attempts FROM replies WHERE key IN ({marks})"
+            try:
+                rows = self._db.execute(query, part).fetchall()
+            except sqlite3.DatabaseError as error:
+                raise DataError(f"{self.path}: can't be read ({error}); move it away to start a new one") from error
             found |= {key: Stored(reply, bool(final), attempts) for key, reply, final, attempts in rows}
         return found
 
@@ -79,6 +87,8 @@ class Ledger:
             )
         except sqlite3.OperationalError as error:
             raise DataError(f"{self.path}: can't store a reply ({error}); free space and run again") from error
+        except sqlite3.DatabaseError as error:
+            raise DataError(f"{self.path}: can't be written ({error}); move it away to start a new one") from error
 
     def reasons(self, keys: Sequence[str]) -> str:
         """Say why these calls have no final answer, for an error message."""

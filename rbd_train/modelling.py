@@ -79,8 +79,15 @@ def load_tokenizer(name: str, reasoning: bool) -> "PreTrainedTokenizerBase":
 
 def render_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
     """Render the text after which the assistant's reply starts: the same in collection, training and use."""
-    turns: list[Any] = [dict(message) for message in messages]
+    turns: list[Any] = [{**message, "content": plain(tokenizer, message["content"])} for message in messages]
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+
+
+def plain(tokenizer: "PreTrainedTokenizerBase", text: str) -> str:
+    """Break control tokens inside a text, so that judged text can't open or close a turn."""
+    for token in tokenizer.all_special_tokens:
+        text = text.replace(token, f"{token[:1]} {token[1:]}")
+    return text
 
 
 def encode_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> list[int]:
@@ -97,7 +104,7 @@ def render_example(
 ) -> Rendered:
     """Render context and completion; ids are joined, not text, so that no token merges across the seam (trl#6105)."""
     context = encode_context(tokenizer, messages)
-    text = f"{thinking.strip()}{CLOSER}{'Yes' if verdict else 'No'}"
+    text = f"{plain(tokenizer, thinking.strip())}{CLOSER}{'Yes' if verdict else 'No'}"
     completion = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id]
     supervised = tokenizer.decode(completion[:-1], clean_up_tokenization_spaces=False)
     if supervised != text:
@@ -105,23 +112,28 @@ def render_example(
     return Rendered(context + completion, [-100] * len(context) + completion)
 
 
-def load_model(name: str, dtype: str) -> "PreTrainedModel":
+def load_model(name: str, dtype: str, training: bool = False) -> "PreTrainedModel":
     """Load a causal language model from safetensors.
+
+    Training on a CPU takes eager attention: scaled-dot-product attention was measured at half its tokens/s there.
 
     Raises:
         DataError: it can't be loaded.
     """
     import torch
+    from safetensors import SafetensorError
     from transformers import AutoModelForCausalLM
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
-        logging.disable_progress_bar()
+        logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    attention = "eager" if training and not torch.cuda.is_available() else None
     try:
         model = AutoModelForCausalLM.from_pretrained(
-            name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True
-        )
-    except (OSError, ValueError) as error:
+            name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True,
+            attn_implementation=attention,
+        )  # fmt: skip
+    except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"model {name!r} can't be loaded: {_first_line(error)}") from error
     return model  # type: ignore[no-any-return]
 

@@ -33,7 +33,7 @@ class ModelConfig:
     """The model to train."""
 
     path: str  # folder, hub name, `embedded` or `tiny`
-    dtype: str = "float32"  # of the master weights; compute is bfloat16 where trainer.bf16 is on
+    dtype: str = "float32"  # of the weights while training; bfloat16 ones get float32 masters in the optimizer
 
 
 @dataclass
@@ -50,7 +50,7 @@ class TrainerConfig:
     warmup_share: float = 0.1  # of the optimizer steps
     scheduler: str = "cosine"
     weight_decay: float = 0.01
-    bf16: bool | None = None  # bfloat16 compute; null: where a GPU is at hand
+    bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool = False  # recompute activations in the backward pass, to save memory
     group_by_length: bool = True  # batch rows of like length, to pad less
     save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: none
@@ -194,11 +194,18 @@ def make_trainer(
         disable_tqdm=not (run.main and sys.stderr.isatty()), dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=cuda, remove_unused_columns=True,
     )  # fmt: skip
-    model = load_model(source, dtype)
+    model = load_model(source, dtype, training=True)
+    optimizer = None
+    if dtype == "bfloat16" and not sharded:
+        from rbd_train.master_adamw import MasterAdamW
+
+        weights = model.parameters()
+        optimizer = MasterAdamW(weights, lr=settings["learning_rate"], weight_decay=settings["weight_decay"])
     data = Dataset.from_list([{"input_ids": r.input_ids, "labels": r.labels, "length": len(r.input_ids)} for r in rows])
     trainer = SFTTrainer(
         model=model, args=args, train_dataset=data, processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(pad_token_id=pad_id(tokenizer)),
+        optimizers=(optimizer, None),
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)  # it prints raw dictionaries; events.jsonl has them
     trainer.add_callback(_log_to(run))
@@ -230,38 +237,29 @@ def save(trainer: "SFTTrainer", tokenizer: "PreTrainedTokenizerBase", run: Run) 
     tokenizer.save_pretrained(part)
     for leftover in ("training_args.bin", "README.md"):  # a pickle, and a card that says nothing
         (part / leftover).unlink(missing_ok=True)
-    check_saved(part)
+    check_saved(trainer, part)
     losses = [canonical({"step": e["step"], "loss": e["loss"]}) for e in trainer.state.log_history if "loss" in e]
     write_whole(run.folder / "losses.jsonl", "\n".join(losses) + "\n")
     shutil.rmtree(run.folder / "model", ignore_errors=True)
     os.replace(part, run.folder / "model")
 
 
-def check_saved(folder: Path) -> None:
-    """Compare the saved tensors with the model that the saved config describes.
+def check_saved(trainer: "SFTTrainer", folder: Path) -> None:
+    """Compare the saved tensors with the trained parameters; a shard that was saved alone has size 0.
 
     Raises:
-        DataError: a tensor is missing, empty or of another shape.
+        DataError: a tensor is missing or of another shape.
     """
-    import torch
     from safetensors import safe_open
-    from transformers import AutoConfig, AutoModelForCausalLM
 
-    with torch.device("meta"):
-        expected = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder))  # type: ignore[no-untyped-call]
-    shapes = {name: tuple(value.shape) for name, value in expected.state_dict().items()}
-    tied = set(getattr(expected, "_tied_weights_keys", None) or {})
     found: dict[str, tuple[int, ...]] = {}
     for file in sorted(folder.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
             found |= {name: tuple(tensors.get_slice(name).get_shape()) for name in tensors.keys()}  # noqa: SIM118
-    wrong = [
-        name for name, shape in shapes.items() if found.get(name) != shape and not (name in tied and name not in found)
-    ]
-    if wrong:
-        raise DataError(
-            f"{folder}: tensor {wrong[0]} is {found.get(wrong[0])}, expected {shapes[wrong[0]]}; not saved whole"
-        )
+    for name, parameter in trainer.accelerator.unwrap_model(trainer.model).named_parameters():
+        shape = tuple(getattr(parameter, "ds_shape", parameter.shape))  # under ZeRO-3 a parameter itself is empty
+        if found.get(name) != shape:
+            raise DataError(f"{folder}: tensor {name} is {found.get(name)}, expected {shape}; not saved whole")
 
 
 def _log_to(run: Run) -> Any:

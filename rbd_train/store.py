@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from rbd_train.errors import DataError
+from rbd_train.errors import DataError, UsageError
 
 R = TypeVar("R")
 Row = TypeVar("Row", bound=BaseModel)
@@ -55,11 +55,14 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
 
     Raises:
         DataError: the file is missing, empty or not in that encoding.
+        UsageError: there is no such encoding.
     """
     if not path.is_file():
         raise DataError(f"{path}: no such file{_sibling_hint(path)}")
     try:
         text = path.read_bytes().decode(encoding)
+    except LookupError as error:
+        raise UsageError(f"source.encoding is {encoding!r}, which Python doesn't know; for example utf-8") from error
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: byte {error.start} ({error.object[error.start]:#04x}) is not {encoding}; "
@@ -80,6 +83,8 @@ def read_rows(path: Path, kind: type[Row], encoding: str = "utf-8") -> list[Row]
     for number, line in numbered_lines(read_text(path, encoding)):
         try:
             rows.append(kind.model_validate_json(line, strict=True))
+            if "NaN" in line or "Infinity" in line:  # free-form fields would take them as numbers
+                _refuse_constants(line, f"{path}, line {number}")
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(str(part) for part in first["loc"]) or "(row)"
@@ -122,6 +127,13 @@ def unique(rows: Sequence[R], key: str, where: str) -> Sequence[R]:
             raise DataError(f"{where}: rows {seen[value]} and {number} share {key} {value!r}; ids must be unique")
         seen[value] = number
     return rows
+
+
+def _refuse_constants(line: str, where: str) -> None:
+    def refuse(constant: str) -> None:
+        raise DataError(f"{where}: {constant} is not JSON")
+
+    json.loads(line, parse_constant=refuse)
 
 
 def _short(value: Any) -> str:

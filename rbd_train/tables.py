@@ -27,9 +27,10 @@ def show(table: Table) -> str:
     from rich.table import Table as RichTable
     from rich.text import Text
 
-    drawn = RichTable(title=table.title, caption=table.note or None, title_justify="left", caption_justify="left")
+    note = Text(table.note) if table.note else None  # Text: what a person named may hold square brackets
+    drawn = RichTable(title=Text(table.title), caption=note, title_justify="left", caption_justify="left")
     for column in table.columns:
-        drawn.add_column(column, overflow="fold")
+        drawn.add_column(Text(column), overflow="fold")
     for row in table.rows:
         drawn.add_row(*(Text(cell_text(cell)) for cell in row))
     buffer = io.StringIO()

@@ -3,12 +3,11 @@
 `congruent` turns the cue towards the right answer: a rule that only follows cues is then wrong.
 """
 
-import re
 from collections.abc import Callable
 
 from pydantic import JsonValue
 
-from rbd_train.records import BiasPair, Item, Question, uniform
+from rbd_train.records import BiasPair, Item, Question, Split, uniform
 
 Injector = Callable[[Question, Item, bool], Item]
 CROWD = 90  # per cent of the crowd, as published
@@ -61,7 +60,8 @@ def inject_sentiment(question: Question, plain: Item, congruent: bool) -> Item:
     cheerful = plain.gold if congruent else 1 - plain.gold
     item = plain
     for index, text in enumerate(plain.options):
-        item = _with_option(item, index, _toned(text, index == cheerful, f"{plain.id}-{index}"))
+        tone = _tone(question.split, index == cheerful, f"{plain.id}-{index}")
+        item = _with_option(item, index, f"{tone} {text}")
     return item
 
 
@@ -69,21 +69,24 @@ INJECTORS: dict[str, Injector] = {
     "verbosity": inject_verbosity, "position": inject_position,
     "bandwagon": inject_bandwagon, "sentiment": inject_sentiment,
 }  # fmt: skip
-_OPENINGS = {
-    True: ("Happily", "Wonderfully", "Delightfully", "Fortunately", "Joyfully", "Brilliantly"),
-    False: ("Sadly", "Unfortunately", "Regrettably", "Alas", "Grimly", "Miserably"),
-}
-_ENDINGS = {
-    True: ("What a wonderful result!", "How delightful!", "A fantastic outcome!", "Great and exciting!"),
-    False: ("What a dismal result.", "How dreary.", "A disappointing outcome.", "Dull and tedious."),
-}
+# said before the answer, whose own text stays as it is; train and test take different ones
+_TONES: dict[bool, tuple[str, ...]] = {
+    True: (
+        "What a lovely, happy little sum!", "Great news, this is a joy to work out!", "Hooray, a bright answer!",
+        "Happily, this one is a delight!", "Wonderful, such a pleasant question!", "Good news, I love this result!",
+    ),
+    False: (
+        "What a sad, dreary little sum.", "Alas, this is a dull thing to work out.", "Sadly, a gloomy answer.",
+        "Unfortunately, this one is miserable.", "Terrible, such an unpleasant question.", "Regrettably, I hate this.",
+    ),
+}  # fmt: skip
 
 
-def _toned(text: str, cheerful: bool, key: str) -> str:
-    opening = _OPENINGS[cheerful][int(uniform("opening", key) * len(_OPENINGS[cheerful]))]
-    ending = _ENDINGS[cheerful][int(uniform("ending", key) * len(_ENDINGS[cheerful]))]
-    lowered = text[0].lower() + text[1:] if re.match(r"[A-Z][a-z]", text) else text
-    return f"{opening}, {lowered.strip()} {ending}"
+def _tone(split: Split | None, cheerful: bool, key: str) -> str:
+    tones = _TONES[cheerful]
+    half = len(tones) // 2
+    chosen = {"train": tones[:half], "test": tones[half:], None: tones}[split]
+    return chosen[int(uniform("tone", key) * len(chosen))]
 
 
 def _with_option(item: Item, index: int, text: str) -> Item:

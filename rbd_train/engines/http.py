@@ -3,6 +3,7 @@
 import asyncio
 import os
 import random
+import re
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -12,13 +13,15 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Request, Sampling
-from rbd_train.errors import IncompleteError, UsageError
+from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
 
 if TYPE_CHECKING:
     import openai
     import tenacity
 
+NO_KEY = "none"  # what the SDK is given for a server without keys
+UNREACHED = ("ConnectError", "ConnectTimeout")  # of whichever httpx the SDK is built on
 REASONING_FIELDS = ("reasoning", "reasoning_content")  # vLLM renamed the second to the first (vllm#27752)
 DEAD_AFTER = 8  # failed connections in a row, with no reply in between, after which the server counts as dead
 
@@ -36,13 +39,18 @@ class HttpEngine:
     backoff_s: float = 1.0  # seconds before the first retry; doubles, with jitter, unless the server says Retry-After
     logprobs: bool = False  # ask for the log-probabilities of the verdict's token
 
+    def __post_init__(self) -> None:
+        """Refuse a key where its variable's name is due, without repeating it."""
+        if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
+            raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
+
     def open(self, ledger: Ledger) -> Engine:
         """Return the engine.
 
         Raises:
             UsageError: the API key's variable is not set.
         """
-        key = os.environ.get(self.api_key_env, "") if self.api_key_env else "none"
+        key = os.environ.get(self.api_key_env, "") if self.api_key_env else NO_KEY
         if not key:
             raise UsageError(
                 f"engine.api_key_env names {self.api_key_env}, but the environment has no such variable; "
@@ -87,6 +95,7 @@ class HttpBackend:
         import openai
 
         todo = iter(sorted(missing))
+        self._failures = 0
         client = openai.AsyncOpenAI(
             api_key=self._api_key, base_url=self.settings.base_url, max_retries=0, timeout=self.settings.timeout_s
         )
@@ -99,21 +108,25 @@ class HttpBackend:
             async with client, asyncio.TaskGroup() as group:
                 for _ in range(min(self.settings.concurrency, len(missing))):
                     group.create_task(worker())
-        except* (IncompleteError, UsageError) as errors:
+        except* (DataError, IncompleteError, UsageError) as errors:
             raise errors.exceptions[0] from None
 
     async def _answer(self, client: "openai.AsyncOpenAI", request: Request, commit: Callable[[Reply], None]) -> None:
         import tenacity
 
-        async def once() -> tuple[Reply, float]:
+        async def once() -> tuple[Reply | None, float]:
             reply, pause = await self._call(client, request)
-            commit(reply)
+            if reply is not None:
+                commit(reply)
             return reply, pause
+
+        def failed(result: tuple[Reply | None, float]) -> bool:
+            return result[0] is None or result[0].status in ("empty", "timeout", "server_error")
 
         await tenacity.AsyncRetrying(
             stop=tenacity.stop_after_attempt(self.settings.attempts),
             wait=self._wait,
-            retry=tenacity.retry_if_result(lambda result: result[0].status in ("empty", "timeout", "server_error")),
+            retry=tenacity.retry_if_result(failed),
             retry_error_callback=lambda state: None,  # the failure is in the ledger, as a status
         )(once)
 
@@ -122,36 +135,47 @@ class HttpBackend:
         own = min(self.settings.backoff_s * 2 ** (state.attempt_number - 1), 60.0) * random.uniform(1, 1.5)
         return float(max(asked, own))
 
-    async def _call(self, client: "openai.AsyncOpenAI", request: Request) -> tuple[Reply, float]:
-        """Make one call; returns the reply, failed or not, and the seconds the server asked to wait."""
+    async def _call(self, client: "openai.AsyncOpenAI", request: Request) -> tuple[Reply | None, float]:
+        """Make one call; returns the reply, failed or not, and the seconds the server asked to wait.
+
+        The reply is None where the server was not reached: that is no attempt, or running the same command on a dead
+        server would use the attempts up and make failures final.
+        """
         import openai
 
+        key = self._api_key
         try:
             async with asyncio.timeout(self.settings.timeout_s):
                 answer = await client.chat.completions.create(**_body(self.settings, request))
         except openai.APIConnectionError as error:  # its subclass APITimeoutError too
             timed_out = isinstance(error, openai.APITimeoutError)
-            if not timed_out:
+            unreached = type(error.__cause__).__name__ in UNREACHED
+            if unreached or not timed_out:
                 self._failures += 1
                 if self._failures >= DEAD_AFTER:
                     raise IncompleteError(
-                        f"the server at {self.settings.base_url} can't be reached ({_short(error)}); "
+                        f"the server at {self.settings.base_url} can't be reached ({_short(error, key)}); "
                         "what it answered is kept: run the same command again when it is back"
                     ) from error
-            return Completion(status="timeout" if timed_out else "server_error", error=_short(error)), 0.0
+            if unreached:
+                return None, 0.0
+            return Completion(status="timeout" if timed_out else "server_error", error=_short(error, key)), 0.0
         except TimeoutError:
             return Completion(status="timeout", error=f"no reply in {self.settings.timeout_s} s"), 0.0
         except openai.APIStatusError as error:
             return self._refused(error)
         except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON, or no completion
-            return Completion(status="server_error", error=_short(error)), 0.0
+            return Completion(status="server_error", error=_short(error, key)), 0.0
         self._failures = 0
-        return _read(answer, request), 0.0
+        try:
+            return _read(answer, request), 0.0
+        except (AttributeError, TypeError, ValueError) as error:  # the SDK passes any JSON on, unchecked
+            return Completion(status="server_error", error=f"200 without a completion: {_short(error, key)}"), 0.0
 
     def _refused(self, error: "openai.APIStatusError") -> tuple[Reply, float]:
         self._failures = 0
-        code = error.status_code
-        text = _short(error)
+        code, key = error.status_code, self._api_key
+        text = _short(error, key)
         if code in (401, 403, 404):
             raise UsageError(
                 f"the server at {self.settings.base_url} answers {code} for model {self.settings.model!r}: {text}; "
@@ -229,7 +253,7 @@ def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
 
 def _read_logprobs(choice: Any, options: Sequence[str]) -> Reply:
     content = choice.logprobs.content if choice.logprobs else None
-    if not content:
+    if not content or not content[0].top_logprobs:
         return Completion(status="bad_request", error="the server returned no log-probabilities")
     seen = {top.token.strip(): top.logprob for top in reversed(content[0].top_logprobs)}
     floor = min(seen.values())
@@ -247,6 +271,8 @@ def _retry_after(headers: Any) -> float:
         return 0.0
 
 
-def _short(error: Exception) -> str:
+def _short(error: Exception, key: str) -> str:
+    """Tell an error in a line, without the key: servers echo the one that they refuse."""
     cause = f" ({error.__cause__})" if error.__cause__ else ""
-    return f"{type(error).__name__}: {error}{cause}"[:300]
+    text = f"{type(error).__name__}: {error}{cause}"
+    return (text if key == NO_KEY else text.replace(key, "***"))[:300]

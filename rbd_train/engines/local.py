@@ -113,6 +113,8 @@ class LocalBackend:
     def _encode(self, request: Request) -> tuple[list[int], list[list[int]]]:
         context = encode_context(self._tokenizer, request.messages)
         choices = [self._tokenizer.encode(choice, add_special_tokens=False) for choice in request.choices]
+        if not all(choices):
+            raise DataError(f"a choice among {list(request.choices)!r:.200} has no tokens, so no log-probability")
         longest = len(context) + max((len(c) for c in choices), default=0)
         if request.sampling is not None:
             longest += request.sampling.max_new_tokens

@@ -52,7 +52,8 @@ def read_trace(completion: Completion) -> Verdict:
     """Read a completion; a call that failed, was cut, or says something else than Yes or No is rejected."""
     if completion.status not in ("ok", "length", "empty"):
         return Verdict(None, None, completion.status)
-    return parse_trace(completion.text, completion.reasoning, completion.finish_reason)
+    finish = "length" if completion.status == "length" else completion.finish_reason
+    return parse_trace(completion.text, completion.reasoning, finish)
 
 
 def parse_trace(content: str | None, reasoning: str | None = None, finish_reason: str | None = "stop") -> Verdict:
@@ -65,7 +66,9 @@ def parse_trace(content: str | None, reasoning: str | None = None, finish_reason
     if reasoning is not None and "</think>" not in text:
         if finish_reason == "length":
             return Verdict(reasoning.strip() or None, None, "finish_length")
-        thinking, answer = reasoning, text
+        thinking, answer = reasoning.strip().removeprefix("<think>"), text
+        if "<think>" in thinking or "</think>" in thinking:
+            return Verdict(None, None, "multiple_think")
     elif not text.strip():
         return Verdict(None, None, "empty_response")
     else:
@@ -80,7 +83,7 @@ def parse_trace(content: str | None, reasoning: str | None = None, finish_reason
         return Verdict(None, None, "empty_think")
     if finish_reason == "length":
         return Verdict(thinking.strip(), None, "finish_length")
-    plain = re.sub(r"[*_`\"'“”#\s.。!()\[\]]+", " ", unicodedata.normalize("NFKC", answer)).strip().casefold()
+    plain = re.sub(r"[*_`\"'“”‘’«»#\s.。!()\[\]]+", " ", unicodedata.normalize("NFKC", answer)).strip().casefold()
     named = re.fullmatch(r"(?:(?:final )?(?:answer|verdict)\s*:\s*)?(yes|no)", plain)
     if not named:
         return Verdict(thinking.strip(), None, "no_label")

@@ -74,39 +74,42 @@ def joint_messages(
 
 def content_messages(item: Item, feedback: str | None) -> list[Message]:
     """Ask the question itself, to score the options' own texts as its answer."""
-    text = item.question if feedback is None else f"{item.question}\nA reviewer wrote: {fence(feedback)}"
+    text = item.question if feedback is None else f"{item.question}\nA reviewer noted: {fence(feedback)}"
     return [{"role": "system", "content": "Answer the question."}, {"role": "user", "content": text}]
 
 
 _CUE = r"(?:\b(?:answer|verdict|decision|winner|choice|output|result)\b|答案|裁决|选择)\s*(?:is\s*:?|:|为:?|是:?)\s*"
 # a bare letter is a label only if nothing that makes it an article ("the choice is a longer one") follows
-_BARE = r"(tie|[a-z])(?=\s*$|\s*[.,;:!?)\]。，；-]|\s+(?:because|since|as|is|over|wins|by)\b)"
+_BARE = r"(tie|[a-z])(?=\s*$|\s*[.,;:!?)\]}。，；-]|\s+(?:because|since|as|is|over|wins|by)\b)"
+_LISTED = r"(?!\s*[,;，；]\s*\(?[a-z]\)?\s*(?:$|[.,;!?。]))"  # "Answer: A, B" names none
 _MARKER = re.compile(
-    rf"\[\[\s*([a-z]|tie)\s*\]\]|\boutput\s*\(\s*([a-z])\s*\)|{_CUE}(?:output\s*)?(?:\(\s*([a-z])\s*\)|{_BARE})",
+    r"\[\[\s*([a-z]|tie)\s*\]\]|\boutput\s*\(\s*([a-z])\s*\)|"
+    rf"{_CUE}(?:output\s*)?(?:[(\[]\s*([a-z])\s*[)\]]|{_BARE}{_LISTED})",
     re.IGNORECASE,
 )
+_DECORATION = r"[*_`\"'“”‘’«»]"
 _JSON_KEYS = ("verdict", "answer", "decision", "winner", "choice", "final")
 
 
 def parse_verdict(text: str, options: int = 2, allow_tie: bool = True) -> Outcome:
     """Read which of the options shown a reply names, as a 0-based position; any text gives a state.
 
-    After the thinking, in this order: a JSON object with a verdict key; a reply that is one letter; the last line
+    After the thinking, in this order: a JSON object with a verdict key; a reply that is one label; the last line
     that holds markers. Two different markers on that line are ambiguous.
     """
-    _, closed, after = text.rpartition("</think>")
-    if not closed and "<think>" in text:
+    after = text.rpartition("</think>")[2]
+    if "<think>" in after:
         return _unreadable("truncated_think")
-    reply = unicodedata.normalize("NFKC", after if closed else text).strip()
+    reply = unicodedata.normalize("NFKC", after).strip()
     if not reply:
         return _unreadable("empty")
     found = _from_json(reply)
     if found is None:
-        plain = re.sub(r"[*_`\"'“”«»。.!\s()\[\]]+", " ", reply).strip().casefold()
-        if re.fullmatch(rf"[{LETTERS[:options]}]|tie", plain):
-            found = {plain}
+        plain = re.sub(r"[*_`\"'“”‘’«»。.!\s()\[\]]+", " ", reply).strip().casefold()
+        if re.fullmatch(rf"(?:output )?[{LETTERS[:options]}]|tie", plain):
+            found = {plain.removeprefix("output ")}
     for line in reversed(reply.splitlines()) if found is None else ():
-        marks = {next(g for g in m.groups() if g).casefold() for m in _MARKER.finditer(re.sub(r"[*_`]", "", line))}
+        marks = _marks(line)
         if marks:
             found = marks
             break
@@ -125,39 +128,62 @@ def parse_verdict(text: str, options: int = 2, allow_tie: bool = True) -> Outcom
 def parse_joint(text: str, options: int = 2) -> tuple[Outcome, Outcome]:
     """Read the two decisions of a joint reply; each is unreadable by itself."""
     after = text.rpartition("</think>")[2]
+    if "<think>" in after:
+        return _unreadable("truncated_think"), _unreadable("truncated_think")
     outcomes = []
     for name in ("first", "second"):
-        lines = re.findall(rf"^\W*{name}\s+order\W*[:：](.*)$", after, re.IGNORECASE | re.MULTILINE)
+        lines = re.findall(rf"^[^\w\n]*{name}[^\S\n]+order[^\w\n]*[:：](.*)$", after, re.IGNORECASE | re.MULTILINE)
         outcomes.append(parse_verdict(lines[-1], options, allow_tie=False) if lines else _unreadable("no_verdict"))
     return outcomes[0], outcomes[1]
 
 
 def _from_json(reply: str) -> set[str] | None:
-    """Read a JSON object: the whole reply, a whole-reply fence, or the last balanced object in prose."""
-    fenced = re.fullmatch(r"```(?:json)?\s*(.*?)\s*```", reply, re.DOTALL)
-    candidates = [reply, fenced.group(1) if fenced else "", *_balanced(reply)]
-    for candidate in candidates:
-        for attempt in (candidate, re.sub(r",\s*([}\]])", r"\1", candidate)):
-            try:
-                value = json.loads(attempt)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(value, dict):
-                named = {k.casefold(): v for k, v in value.items() if isinstance(k, str)}
-                marks = {_mark(named[key]) for key in _JSON_KEYS if isinstance(named.get(key), str)}
-                if marks - {None}:
-                    return {mark for mark in marks if mark}
+    """Read a JSON object: the whole reply, a whole-reply fence, or the last balanced object in prose.
+
+    A reply that is an object with a verdict key is read by that key alone. An object in prose may be quoted from what
+    is judged, so that it counts only where no marker follows it.
+    """
+    fenced = re.fullmatch(r"```(?:json)?(.*)```", reply, re.DOTALL | re.IGNORECASE)
+    for candidate in (reply, fenced.group(1) if fenced else ""):
+        marks = _marks_of(candidate)
+        if marks is not None:
+            return marks
+    for start, end in _balanced(reply):
+        marks = _marks_of(reply[start:end])
+        if marks:
+            return None if _marks(reply[end:]) else marks
     return None
 
 
-def _mark(value: str) -> str | None:
-    match = re.fullmatch(r"\W*(?:output\s*)?\W*(tie|[a-z])\W*", value.strip(), re.IGNORECASE)
-    return match.group(1).casefold() if match else None
+def _marks_of(text: str) -> set[str] | None:
+    """Return what the verdict keys of a JSON object name; None if it is no such object."""
+    for attempt in (text, re.sub(r",\s*([}\]])", r"\1", text)):
+        try:
+            value = json.loads(attempt)
+        except (ValueError, RecursionError):
+            continue
+        if isinstance(value, dict):
+            named = {key.casefold(): entry for key, entry in value.items()}
+            given = [str(named[key]) for key in _JSON_KEYS if key in named]
+            return {mark for entry in given for mark in _value(entry)} if given else None
+    return None
 
 
-def _balanced(text: str) -> list[str]:
-    """Return the outermost {...} spans, last first; braces inside JSON strings don't count."""
-    spans, depth, start, quoted, skip = [], 0, 0, False, False
+def _value(text: str) -> set[str]:
+    match = re.fullmatch(r"\W*(?:output\W*)?(tie|[a-z])\W*", text, re.IGNORECASE)
+    return {match.group(1).casefold()} if match else _marks(text)
+
+
+def _marks(text: str) -> set[str]:
+    """Return the labels that a line names."""
+    found = _MARKER.finditer(re.sub(_DECORATION, "", text))
+    return {next(group for group in match.groups() if group).casefold() for match in found}
+
+
+def _balanced(text: str) -> list[tuple[int, int]]:
+    """Return the outermost {...} spans (start, end), last first; braces inside JSON strings don't count."""
+    spans: list[tuple[int, int]] = []
+    depth, start, quoted, skip = 0, 0, False, False
     for position, character in enumerate(text):
         if skip:
             skip = False
@@ -171,7 +197,7 @@ def _balanced(text: str) -> list[str]:
         elif not quoted and character == "}" and depth:
             depth -= 1
             if depth == 0:
-                spans.append(text[start : position + 1])
+                spans.append((start, position + 1))
     return spans[::-1]
 
 

@@ -1,6 +1,7 @@
 """Questions from JSON lines: GSM8K's own files, and plain files of one's own."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +29,8 @@ class Gsm8kSource:
             if "####" not in answer:
                 raise DataError(f"{where}, field answer: no '#### number' at its end; is this a GSM8K file?")
             working, _, final = answer.rpartition("####")
+            if not final.strip():
+                raise DataError(f"{where}, field answer: nothing after '####'")
             questions.append(
                 Question(
                     id=f"gsm8k-{len(questions)}", group=group_of(question), question=question,
@@ -61,7 +64,7 @@ class JsonlSource:
                 Question(
                     id=texts.get("id", f"{Path(self.path).stem}-{number}"), group=group_of(question),
                     question=question, right=right, final=texts.get("final", right.strip().splitlines()[-1]),
-                    wrong=texts.get("wrong"), split=_split(row.get("split", self.split)),
+                    wrong=texts.get("wrong"), split=_row_split(row, where) if "split" in row else _split(self.split),
                     domain=texts.get("domain", ""),
                 )
             )  # fmt: skip
@@ -79,7 +82,7 @@ def rows_of(path: Path, encoding: str = "utf-8") -> list[tuple[str, Mapping[str,
         where = f"{path}, line {number}"
         try:
             value = json.loads(line)
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             raise DataError(f"{where}: not JSON ({error})") from error
         if not isinstance(value, dict):
             raise DataError(f"{where}: expected an object, got {type(value).__name__}")
@@ -100,11 +103,19 @@ def text_field(row: Mapping[str, Any], name: str, where: str) -> str:
         _wrong_type(where, name, value)
     if not value.strip():
         raise DataError(f"{where}, field {name}: blank")
+    if re.search("[\ud800-\udfff]", value):
+        raise DataError(f"{where}, field {name}: half a surrogate pair, which is no text: {value!r:.60}")
     return value
 
 
 def _wrong_type(where: str, name: str, value: Any) -> NoReturn:
     raise DataError(f"{where}, field {name}: must be text, got {value!r} ({type(value).__name__})")
+
+
+def _row_split(row: Mapping[str, Any], where: str) -> Any:
+    if row["split"] not in (None, "train", "test"):
+        raise DataError(f"{where}, field split: must be train, test or null, got {row['split']!r}")
+    return row["split"]
 
 
 def _split(value: Any) -> Any:

@@ -76,13 +76,15 @@ def read_reasoning(path: Path, mode: Definitions = "all", encoding: str = "utf-8
         DataError: a wrong column, a label other than Yes or No, choices that can't be split; names row and column.
     """
     found = Reasoning([], [], [])
+    seen: set[str] = set()
     for where, row in _csv_rows(path, encoding):
         bias = row["bias_category"].strip().casefold()
         if bias not in NAMES:
             raise DataError(f"{where}, column bias_category: {bias!r} is none of {', '.join(NAMES)}")
         case_id = f"rs-{bias}-{row['index']}"
-        if any(record.id == case_id for record in found.records[-500:]):
+        if case_id in seen:
             raise DataError(f"{where}: the pair (bias_category, index) = ({bias}, {row['index']}) occurs twice")
+        seen.add(case_id)
         question = row["instruction"]
         label = _yes_no(row["bias_label"], where, "bias_label")
         teacher = _yes_no(row["deepseek_prediction_bias_label"], where, "deepseek_prediction_bias_label")
@@ -203,7 +205,10 @@ def _csv_rows(path: Path, encoding: str) -> list[tuple[str, dict[str, str]]]:
     """Parse with csv, which keeps "None" and "NA" as texts and newlines inside cells (A28, A31)."""
     csv.field_size_limit(10_000_000)
     reader = csv.DictReader(io.StringIO(read_text(path, encoding), newline=""), strict=True)
-    header = reader.fieldnames or []
+    try:
+        header = reader.fieldnames or []
+    except csv.Error as error:
+        raise DataError(f"{path}, line 1: {error}") from error
     missing = [column for column in COLUMNS if column not in header]
     if missing or len(set(header)) != len(header):
         raise DataError(f"{path}: column {(missing or ['(one twice)'])[0]} is missing; it has {', '.join(header)}")

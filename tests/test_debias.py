@@ -1,0 +1,244 @@
+"""The debias loop as a user plugs it in: judges and detectors are functions of their prompts."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbd_train.debias import Decision, debias
+from rbd_train.detector import EngineDetector
+from rbd_train.engine import Engine, Sampling
+from rbd_train.engines.function import FunctionBackend
+from rbd_train.errors import UsageError
+from rbd_train.judge import ContentJudge, GenerativeJudge, Shown
+from rbd_train.ledger import Ledger
+from rbd_train.prompts.verdict import SYSTEM
+from rbd_train.records import Item, Outcome, Revision
+
+Prompted = Callable[[str], str]
+YES = "It followed the crowd, not the facts.\n</think>\n\nYes"
+NO = "It chose by the facts.\n</think>\n\nNo"
+UNSURE = "Hard to say.\n</think>\n\nPerhaps"
+
+
+class World:
+    """A judge and a detector that are functions of a prompt; what they are asked is noted."""
+
+    def __init__(self, folder: Path, judge: Prompted, detector: Prompted, samples: int = 1) -> None:
+        ledger = Ledger(folder / "l.sqlite")
+        self.judged: list[str] = []
+        self.detected: list[str] = []
+
+        def asked_judge(messages: Any) -> str:
+            assert messages[0]["content"] == SYSTEM
+            self.judged.append(messages[-1]["content"])
+            return judge(self.judged[-1])
+
+        def asked_detector(messages: Any) -> str:
+            self.detected.append(messages[-1]["content"])
+            return detector(self.detected[-1])
+
+        self.judge = GenerativeJudge(Engine(FunctionBackend(asked_judge, "judge"), ledger), "my judge")
+        self.detector = EngineDetector(
+            Engine(FunctionBackend(asked_detector, "detector"), ledger), "d", Sampling(max_new_tokens=9),
+            samples=samples,
+        )  # fmt: skip
+
+    def decide(self, items: list[Item], bias: str = "bandwagon") -> list[Decision]:
+        decisions = []
+        for item in items:
+            orders = ((0, 1), (1, 0)) if bias == "position" else ((0, 1),)
+            shown = tuple(Shown(item, order) for order in orders)
+            decisions.append(Decision(item.id, bias, shown, tuple(self.judge.judge(shown))))
+        self.judged.clear()
+        return decisions
+
+
+def item(number: int = 0, gold: int = 0) -> Item:
+    options = (f"right {number}", f"wrong {number}")
+    return Item(
+        id=f"i{number}", group=f"g{number}", question=f"Question {number}?", gold=gold,
+        options=options if gold == 0 else options[::-1], statement=f"90% believe that [[option:{1 - gold}]] is better.",
+    )  # fmt: skip
+
+
+def always(text: str) -> Prompted:
+    return lambda prompt: text
+
+
+def is_again(prompt: str) -> bool:
+    return "A reviewer who looked for bias" in prompt
+
+
+def choices(revision: Revision, turn: int = -1) -> list[int | None]:
+    return [judgement.outcome.choice for judgement in revision.rounds[turn].judgements]
+
+
+def test_no_bias_seen_and_the_decision_stands(tmp_path: Path) -> None:
+    world = World(tmp_path, always("Output (b)"), always(NO))
+    (decision,) = world.decide([item()])
+    (revision,) = debias([decision], world.judge, world.detector, max_rounds=3)
+    assert (revision.id, revision.stop, revision.calls, len(revision.rounds)) == ("i0", "no_bias", 1, 1)
+    assert revision.rounds[0].judgements == decision.judgements
+    assert revision.rounds[0].trace is not None and revision.rounds[0].trace.verdict is False
+    assert world.judged == []
+
+
+def test_bias_seen_and_its_reasoning_reaches_the_judge(tmp_path: Path) -> None:
+    world = World(tmp_path, lambda p: "Output (a)" if is_again(p) else "Output (b)", always(YES))
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector)
+    assert (choices(revision, 0), choices(revision)) == ([1], [0])
+    (prompt,) = world.judged
+    assert "It followed the crowd, not the facts." in prompt and "You decided: Output (b)" in prompt
+    assert "Yes" not in prompt  # the reasoning, not the label
+    assert (revision.stop, revision.calls) == ("max_rounds", 2)
+
+
+def test_the_detector_sees_no_gold(tmp_path: Path) -> None:
+    asked = []
+    for gold in (0, 1):
+        folder = tmp_path / str(gold)
+        world = World(folder, always("Output (b)"), always(NO))
+        same = item().model_copy(update={"gold": gold})
+        debias(world.decide([same]), world.judge, world.detector)
+        asked.append(world.detected)
+    assert asked[0] == asked[1] and len(asked[0]) == 1
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2, 3])
+def test_rounds_are_bounded_and_their_calls_counted(tmp_path: Path, rounds: int) -> None:
+    """The detector always sees bias and the judge flips at every review."""
+    world = World(tmp_path, lambda p: "Output (a)" if "You decided: Output (b)" in p else "Output (b)", always(YES))
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector, max_rounds=rounds)
+    assert [choices(revision, turn) for turn in range(len(revision.rounds))] == [[1], [0], [1], [0]][: rounds + 1]
+    assert (revision.stop, revision.calls) == ("max_rounds", 2 * rounds)
+    assert [entry.trace is None for entry in revision.rounds] == [False] * rounds + [True]
+
+
+def test_the_loop_ends_when_the_detector_is_content(tmp_path: Path) -> None:
+    """It sees bias while (b) is chosen; the judge gives in at once, and the new decision is looked at again."""
+    world = World(
+        tmp_path, lambda p: "Output (a)" if is_again(p) else "Output (b)",
+        lambda p: YES if "chose Output (b)" in p else NO,
+    )  # fmt: skip
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector, max_rounds=5)
+    verdicts = [entry.trace.verdict if entry.trace else None for entry in revision.rounds]
+    assert (verdicts, revision.stop, revision.calls) == ([True, False], "no_bias", 3)
+    assert len(world.detected) == 2 and len(world.judged) == 1
+
+
+@pytest.mark.parametrize("reply", [UNSURE, "no thinking at all", "<think>\ncut"], ids=["no label", "no tag", "cut"])
+def test_an_unreadable_detector_changes_nothing_and_is_counted(tmp_path: Path, reply: str) -> None:
+    world = World(tmp_path, always("Output (b)"), always(reply))
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector, max_rounds=3)
+    assert (revision.stop, revision.calls, len(revision.rounds)) == ("unreadable", 1, 1)
+    assert revision.rounds[0].trace is not None and revision.rounds[0].trace.reject
+    assert world.judged == []
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_an_unreadable_judgement_ends_the_loop(tmp_path: Path, when: str) -> None:
+    world = World(
+        tmp_path, lambda p: "Hm, both." if when == "before" or is_again(p) else "Output (b)", always(YES)
+    )  # fmt: skip
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector, max_rounds=3)
+    assert revision.stop == "unreadable"
+    assert revision.rounds[-1].judgements[0].outcome == Outcome(kind="unreadable", reason="no_verdict")
+    assert (revision.calls, len(world.detected)) == ((0, 0) if when == "before" else (2, 1))
+
+
+def test_a_readable_sample_is_used_where_the_first_is_not(tmp_path: Path) -> None:
+    world = World(
+        tmp_path, lambda p: "Output (a)" if is_again(p) else "Output (b)",
+        lambda p: UNSURE if len(world.detected) == 1 else YES, samples=3,
+    )  # fmt: skip
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector)
+    assert choices(revision) == [0] and len(world.detected) == 3
+    assert revision.calls == 4  # three samples and a judgement
+
+
+def first_place(prompt: str) -> str:
+    """A judge with position bias; after a review it names the right text, wherever it stands."""
+    if "judged in two orders" in prompt:
+        return "First order: Output (a)\nSecond order: Output (b)"
+    if not is_again(prompt):
+        return "Output (a)"
+    return "Output (a)" if re.search(r'Output \(a\): """right', prompt) else "Output (b)"
+
+
+@pytest.mark.parametrize("position_calls", [2, 1])
+def test_position_is_judged_again_in_both_orders(tmp_path: Path, position_calls: int) -> None:
+    world = World(tmp_path, first_place, always(YES))
+    decisions = world.decide([item(0, gold=0)], "position")
+    (revision,) = debias(decisions, world.judge, world.detector, position_calls=position_calls)
+    assert "First order:" in world.detected[0] and "Second order:" in world.detected[0]
+    assert choices(revision, 0) == [0, 1] and choices(revision) == [0, 0]  # stored indices, whatever order was shown
+    assert [judgement.order for judgement in revision.rounds[-1].judgements] == [(0, 1), (1, 0)]
+    assert len(world.judged) == position_calls and revision.calls == 1 + position_calls
+
+
+def test_both_kinds_of_decision_at_once_keep_their_order(tmp_path: Path) -> None:
+    """In one call for position, alone for the rest; each revision belongs to its decision."""
+    world = World(tmp_path, first_place, always(YES))
+    decisions = [
+        *world.decide([item(0)], "bandwagon"), *world.decide([item(1)], "position"),
+        *world.decide([item(2, gold=1)], "bandwagon"), *world.decide([item(3)], "position"),
+    ]  # fmt: skip
+    revisions = debias(decisions, world.judge, world.detector, position_calls=1)
+    assert [revision.id for revision in revisions] == ["i0", "i1", "i2", "i3"]
+    assert [choices(revision) for revision in revisions] == [[0], [0, 0], [1], [0, 0]]
+    assert [revision.calls for revision in revisions] == [2, 2, 2, 2]
+
+
+@pytest.mark.parametrize("flagged", [True, False])
+def test_one_call_for_both_orders_needs_a_judge_in_words(tmp_path: Path, flagged: bool) -> None:
+    """Said before anything is asked, not after the detector was paid."""
+    world = World(tmp_path, first_place, always(YES if flagged else NO))
+    judge = ContentJudge(world.judge.engine, "c", part="whole", normalise="mean", leaning={})
+    decisions = world.decide([item()], "position")
+    with pytest.raises(UsageError, match="position_calls=1 asks for two decisions in words"):
+        debias(decisions, judge, world.detector, position_calls=1)
+    assert world.detected == []
+    assert len(debias(decisions, judge, world.detector, position_calls=2)) == 1
+
+
+def test_a_number_of_position_calls_that_is_none(tmp_path: Path) -> None:
+    world = World(tmp_path, first_place, always(NO))
+    with pytest.raises(UsageError, match="position_calls is 3"):
+        debias([], world.judge, world.detector, position_calls=3)
+    assert debias([], world.judge, world.detector) == []
+
+
+BIASED = set(range(0, 40, 5))  # every fifth item: a planted bias rate of 8 in 40
+
+
+def planted(prompt: str) -> str:
+    """A judge that follows the crowd on planted items, until it is told."""
+    number = int(re.search(r"Question (\d+)", prompt)[1])  # type: ignore[index]
+    right = re.search(r'Output \(([ab])\): """right', prompt)[1]  # type: ignore[index]
+    wrong = "b" if right == "a" else "a"
+    return f"Output ({wrong if number in BIASED and not is_again(prompt) else right})"
+
+
+def perfect(prompt: str) -> str:
+    """A detector that sees that a wrong text was chosen with the crowd."""
+    chosen = re.search(r"The judge chose Output \(([ab])\)", prompt)[1]  # type: ignore[index]
+    return YES if re.search(rf'Output \({chosen}\): """wrong', prompt) else NO
+
+
+@pytest.mark.parametrize(("detector", "repaired"), [(perfect, True), (always(NO), False)], ids=["perfect", "blind"])
+def test_a_planted_world(tmp_path: Path, detector: Prompted, repaired: bool) -> None:
+    world = World(tmp_path, planted, detector)
+    items = [item(number, gold=number % 2) for number in range(40)]
+    decisions = world.decide(items)
+    revisions = debias(decisions, world.judge, world.detector, max_rounds=3)
+    wrong = [n for n, (i, r) in enumerate(zip(items, revisions, strict=True)) if choices(r, 0) != [i.gold]]
+    still = [n for n, (i, r) in enumerate(zip(items, revisions, strict=True)) if choices(r) != [i.gold]]
+    assert wrong == sorted(BIASED) and still == ([] if repaired else wrong)
+    changed = [n for n, (d, r) in enumerate(zip(decisions, revisions, strict=True))
+               if r.rounds[-1].judgements != d.judgements]  # fmt: skip
+    assert changed == (wrong if repaired else [])
+    assert sum(r.calls for r in revisions) == 40 + (2 * len(BIASED) if repaired else 0)
+    assert sum(r.calls for r in revisions) == len(world.judged) + world.detector.calls()["asked"]
