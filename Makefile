@@ -1,0 +1,33 @@
+# Three things a newcomer types: make demo, make test, make setup. Everything lives in .venv and runs/.
+PYTHON ?= python3.11
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+
+.PHONY: setup demo test test-slow check
+
+setup: $(STAMP)
+
+# torch first and by its exact version: pip then takes a CPU build where one is at hand
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade pip
+	$(BIN)/python -m pip install --quiet torch==2.13.0
+	$(BIN)/python -m pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+demo: setup
+	$(BIN)/python -m rbd_train.embedded
+	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
+
+check: setup
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: check
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow and not gpu"
+
+test-slow: check
+	$(BIN)/python -m rbd_train.embedded
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "slow and not gpu" --timeout 3600

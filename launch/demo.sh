@@ -1,0 +1,22 @@
+#!/usr/bin/env bash
+# The small twin of pipeline.sh: the whole job on two CPU cores with the embedded model, on generated questions.
+# Interrupted anywhere, the same command goes on where it was: finished stages are skipped, answered calls are kept.
+set -euo pipefail
+run="name=${NAME:-demo} seed=${SEED:-0}"
+
+# word problems for four biases; a third of the cues favours the right answer, so that content-blind rules fail
+rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-130} source.test=50
+# a real model with a declared planted leaning decides every pair, in an order drawn per pair
+rbd judgements $run orders=one judge=embedded_leaning
+# a template works each case out from what is shown; its records say that it is a template
+rbd traces $run teacher=template
+# keep what agrees with the label; generated questions come with their split
+rbd curate $run definitions=known
+# distil: bfloat16 weights with float32 masters, one global batch of 8 short rows per step
+rbd sft $run model.dtype=bfloat16 trainer.learning_rate=5e-4 trainer.epochs=2 trainer.micro_batch=8 \
+  trainer.max_length=1024 trainer.weight_decay=0.0 trainer.save_every=40
+# the detector reads held-out cases, beside rules and ceiling
+rbd detection $run detector.definitions=known detector.max_new_tokens=128
+# where it says Yes, its reasoning goes back to the judge, which decides again
+rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=128 max_rounds=1
+rbd report $run

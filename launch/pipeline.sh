@@ -1,0 +1,25 @@
+#!/usr/bin/env bash
+# The whole job, in order: eight GPUs, a judge and DeepSeek-R1 over HTTP. Run again, it continues.
+#   export TOGETHER_API_KEY=...   RBD_DATA=<folder with the RBD evaluation files>   GSM8K=<GSM8K train.jsonl>
+set -euo pipefail
+judge="judge=generative judge.name=Llama-3.1-8B engine@judge.engine=http judge.engine.model=meta-llama/Llama-3.1-8B-Instruct-Turbo"
+
+# training pairs from questions whose answers are known; a weak model writes the wrong answers, each checked to be wrong
+rbd pairs name=train source=gsm8k source.path="$GSM8K" weak=local limit=500
+# the judge decides D and D_bias in both orders: a decision right on D and wrong on D_bias is a biased one
+rbd judgements name=train $judge
+# DeepSeek-R1 reasons about every case, without gold or label, four times
+rbd traces name=train teacher=r1 teacher.samples=4
+# the items of the final measurement, made first so that their questions can be held out
+rbd pairs name=test source=rbd source.folder="$RBD_DATA"
+# keep readable traces that agree with the label, no question on both sides
+rbd curate name=train 'held_out=[runs/test/pairs/pairs.jsonl]'
+# distil under ZeRO-3 on eight GPUs
+rbd sft name=train model=r1_qwen_7b launch=zero3 processes=8
+# what the detector knows, beside rules, teacher and ceiling
+rbd detection name=train
+# the same judge on the held-out items, before and after
+rbd judgements name=test $judge
+rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
+# one page with everything
+rbd report name=test from=train
