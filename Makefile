@@ -26,7 +26,7 @@ check: setup
 	$(BIN)/mypy
 
 test: check
-	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -m "not slow and not gpu"
+	PATH="$(CURDIR)/$(BIN):$$PATH" $(BIN)/python -m pytest -n 2 -m "not slow and not gpu"
 
 test-slow: check
 	$(BIN)/python -m rbd_train.embedded

@@ -42,6 +42,9 @@ def tiny_model(folder: Path) -> Path:
         made = Path(temporary) / "model"
         model.save_pretrained(made)
         wrapped.save_pretrained(made)
-        if not folder.exists():
+        try:
             os.replace(made, folder)
+        except OSError:  # another process was faster: its model is the same
+            if not (folder / "model.safetensors").is_file():
+                raise
     return folder

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from rbd_train.errors import DataError
 from rbd_train.modelling import (
     encode_context,
     load_tokenizer,
@@ -134,8 +133,9 @@ def test_unfinished_checkpoints_are_passed_over(tmp_path: Path) -> None:
     assert last_whole_checkpoint(tmp_path / "none") is None
 
 
+# a rate at which 20 steps fall by far more than 10 %, but at which Adam does not yet amplify the order of sums
 SETTINGS = (
-    "model=tiny", "trainer.max_steps=20", "trainer.learning_rate=3e-2", "trainer.global_batch=8",
+    "model=tiny", "trainer.max_steps=20", "trainer.learning_rate=1e-2", "trainer.global_batch=8",
     "trainer.group_by_length=false", "trainer.warmup_share=0.0", "trainer.scheduler=constant",
 )  # fmt: skip
 
@@ -194,14 +194,3 @@ def test_a_reply_of_the_trained_format_is_read(tokenizer: Any) -> None:
     rendered = render_example(tokenizer, [{"role": "user", "content": "q"}], "Because.", False)
     reply = tokenizer.decode([t for t, label in zip(*rendered, strict=True) if label != -100][:-1])
     assert parse_trace(reply) == ("Because.", False, None)
-
-
-def test_a_damaged_tokenizer_is_refused(tokenizer: Any, tmp_path: Path) -> None:
-    """A07: a tokenizer that loses spaces."""
-    tokenizer.save_pretrained(tmp_path)
-    path = tmp_path / "tokenizer.json"
-    broken = json.loads(path.read_text())
-    broken["normalizer"] = {"type": "Replace", "pattern": {"String": " "}, "content": ""}
-    path.write_text(json.dumps(broken))
-    with pytest.raises(DataError, match="text would be damaged"):
-        load_tokenizer(str(tmp_path), reasoning=False)
