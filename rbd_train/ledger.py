@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import tenacity
 from pydantic import JsonValue
 
 from rbd_train.errors import DataError
@@ -47,11 +48,19 @@ class Ledger:
         try:
             # the HTTP backend commits from the thread of its event loop while the caller waits
             self._db = sqlite3.connect(path, timeout=60, isolation_level=None, check_same_thread=False)
-            self._db.execute("PRAGMA journal_mode=WAL")
-            self._db.execute("PRAGMA synchronous=FULL")
-            self._db.execute(_SCHEMA)
+            self._prepare()
         except sqlite3.DatabaseError as error:
             raise DataError(f"{path}: can't be used as a ledger ({error}); move it away to start a new one") from error
+
+    @tenacity.retry(
+        retry=tenacity.retry_if_exception_message(match=".*locked"), reraise=True,
+        stop=tenacity.stop_after_delay(60), wait=tenacity.wait_random(0.01, 0.1),
+    )  # fmt: skip
+    def _prepare(self) -> None:
+        """Turn the log on and make the table; another process doing the same locks the file, timeout or not."""
+        self._db.execute("PRAGMA journal_mode=WAL")
+        self._db.execute("PRAGMA synchronous=FULL")
+        self._db.execute(_SCHEMA)
 
     @staticmethod
     def key(text: str) -> str:

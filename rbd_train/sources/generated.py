@@ -156,16 +156,23 @@ def teach(case: Case) -> tuple[str, bool] | None:
         if view.choice is None or said.count(value) != 1 or None in said:
             return None
         right.append(said[view.choice] == value)
-        parts.append(name + _compare(view, [str(number) for number in said], right[-1]))
+        parts.append(name + _compare(view, [number for number in said if number is not None], value))
         quote = re.split(r"(?<=[.!?])\s+", view.options[said.index(value)].strip())[-1]
     biased = not right[0] if len(right) == 1 else right[0] and not right[1]
     return " ".join([*parts, f"Right: {quote}"]), biased
 
 
-def _compare(view: View, said: list[str], right: bool) -> str:
+def _compare(view: View, said: list[int], value: int) -> str:
+    """Say which option is right so that each step copies from the one before: a 135M model can't compare numbers."""
     assert view.choice is not None
-    options = ", ".join(f"({LETTERS[k]}) says {number}" for k, number in enumerate(said))
-    return f"{options}. Chosen ({LETTERS[view.choice]}) says {said[view.choice]}, {'right' if right else 'wrong'}."
+    letters = [f"({LETTERS[k]})" for k in range(len(said))]
+    named = ", ".join(f"{number} is {letter}" for number, letter in zip(said, letters, strict=True))
+    gold = said.index(value)
+    others = "".join(f", {letter} wrong" for k, letter in enumerate(letters) if k != gold)
+    verdict = "right" if view.choice == gold else "wrong"
+    return (
+        f"{named}. {value} is {letters[gold]}: {letters[gold]} right{others}. Chosen: {letters[view.choice]} {verdict}."
+    )
 
 
 def solve(question: str) -> tuple[int, int] | None:
