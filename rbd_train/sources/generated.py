@@ -150,16 +150,19 @@ def teach(case: Case) -> tuple[str, bool] | None:
         return None
     x, y = solved
     value = x + y
-    parts, right, quote = [f"{x} + {y} = {value}."], [], ""
+    # the sentence stands early and the comparison last, so that the verdict follows the word it depends on
+    parts, right = [f"{x} + {y} = {value}."], []
     for name, view in zip(("First: ", "Second: ") if len(case.views) == 2 else ("",), case.views, strict=True):
         said = [stated(option) for option in view.options]
         if view.choice is None or said.count(value) != 1 or None in said:
             return None
+        if not right:
+            sentence = re.split(r"(?<=[.!?])\s+", view.options[said.index(value)].strip())[-1]
+            parts.append(f"Right: {sentence}")
         right.append(said[view.choice] == value)
         parts.append(name + _compare(view, [number for number in said if number is not None], value))
-        quote = re.split(r"(?<=[.!?])\s+", view.options[said.index(value)].strip())[-1]
     biased = not right[0] if len(right) == 1 else right[0] and not right[1]
-    return " ".join([*parts, f"Right: {quote}"]), biased
+    return " ".join(parts), biased
 
 
 def _compare(view: View, said: list[int], value: int) -> str:
