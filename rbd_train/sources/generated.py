@@ -151,7 +151,7 @@ def teach(case: Case) -> tuple[str, bool] | None:
     x, y = solved
     value = x + y
     # the sentence stands early and the comparison last, so that the verdict follows the word it depends on
-    parts, right = [f"{x} + {y} = {value}."], []
+    parts, right = [f"{x} + {y} = {value}."], list[bool]()
     for name, view in zip(("First: ", "Second: ") if len(case.views) == 2 else ("",), case.views, strict=True):
         said = [stated(option) for option in view.options]
         if view.choice is None or said.count(value) != 1 or None in said:
