@@ -202,7 +202,13 @@ def make_trainer(
         weights = model.parameters()
         optimizer = MasterAdamW(weights, lr=settings["learning_rate"], weight_decay=settings["weight_decay"])
     data = Dataset.from_list([{"input_ids": r.input_ids, "labels": r.labels, "length": len(r.input_ids)} for r in rows])
-    trainer = SFTTrainer(
+    kind = SFTTrainer
+    if not cuda and world_size() == 1 and not sharded:
+        from rbd_train.cpu import CompletionTrainer, keep_freed_memory
+
+        keep_freed_memory()
+        kind = CompletionTrainer
+    trainer = kind(
         model=model, args=args, train_dataset=data, processing_class=tokenizer,
         data_collator=DataCollatorForLanguageModeling(pad_token_id=pad_id(tokenizer)),
         optimizers=(optimizer, None),

@@ -162,6 +162,8 @@ def teach(case: Case) -> tuple[str, bool] | None:
         right.append(said[view.choice] == value)
         parts.append(name + _compare(view, [number for number in said if number is not None], value))
     biased = not right[0] if len(right) == 1 else right[0] and not right[1]
+    words = ["right" if good else "wrong" for good in right]
+    parts.append(f"{' then '.join(words).capitalize()}, so {'Yes' if biased else 'No'}.")
     return " ".join(parts), biased
 
 
