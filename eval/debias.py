@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eval.rivals import Rights, asked_again, flipped, right_before, rivals_table
 from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
 from rbd_train.errors import DataError, UsageError
@@ -31,6 +32,7 @@ class DebiasConfig(BaseConfig):
     max_rounds: int = 2  # how often a decision may be judged again
     position_calls: int = 2  # 2: each order is judged again by itself; 1: both in one call, as published
     limit: int | None = None  # records per bias; null: all
+    rivals: bool = False  # compare with cheap rivals on the same decisions; costs two more calls per flagged one
 
 
 @stage("debias", DebiasConfig)
@@ -45,6 +47,7 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     detector = cfg.detector.open(run.ledger)
     try:
         revisions = debias([decision_of(r) for r in records], judge, detector, cfg.max_rounds, cfg.position_calls)
+        rivals = compare(records, revisions, [r for r in judged if r.split == "train"], judge) if cfg.rivals else {}
     finally:
         detector.close()
         judge.engine.backend.close()
@@ -54,7 +57,25 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     run.table(accuracy_table(outcomes, left_out, judge))
     run.table(changes_table(outcomes))
     run.table(rounds_table(outcomes))
+    if rivals:
+        run.table(rivals_table(right_before(records), rivals))
+        for name, right in rivals.items():
+            run.figure(f"debias.method.{name}", proportion(sum(bool(r) for r in right), len(right)))
     return summarise(run, outcomes)
+
+
+def compare(
+    records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[BiasRecord], judge: Judge
+) -> dict[str, Rights]:
+    """Put the loop beside its cheap rivals, and beside leaving the decisions alone."""
+    last = [turn_of(record, revision.rounds[-1]).right for record, revision in zip(records, revisions, strict=True)]
+    return {
+        "the loop": last,
+        "decisions as they were": right_before(records),
+        "flip where the rule fires": flipped(records, train),
+        "ask again without feedback": asked_again(records, revisions, judge, None),
+        "ask again with another case's reasoning": asked_again(records, revisions, judge, "other"),
+    }
 
 
 class Turn(NamedTuple):

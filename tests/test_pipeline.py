@@ -15,7 +15,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "curate": (),
     "sft": TRAIN,
     "detection": ("detector.max_new_tokens=8",),
-    "debias": (*JUDGE, "detector.max_new_tokens=8", "max_rounds=1"),
+    "debias": (*JUDGE, "detector.max_new_tokens=8", "max_rounds=1", "rivals=true"),
     "report": ("title='<script>alert(1)</script>'",),
 }
 
@@ -46,7 +46,7 @@ def test_every_stage_to_a_report_and_again(rbd: Callable[..., Any]) -> None:
     links.feed(text)
     assert all(link.startswith("data:") for link in links.loaded), links.loaded
     assert "&lt;script&gt;" in text and "planted leaning" in text and "it is no model" in text
-    for table in ("judgements", "curate", "sft", "detection", "debias", "debias_changes"):
+    for table in ("judgements", "curate", "sft", "detection", "debias", "debias_changes", "debias_rivals"):
         assert (report / "tables" / f"{table}.md").is_file() and (report / "tables" / f"{table}.csv").is_file()
     for figure in ("accuracy", "detection"):
         assert (report / "figures" / f"{figure}.svg").is_file() and (report / "figures" / f"{figure}.png").is_file()

@@ -1,0 +1,96 @@
+"""Cheap rivals of the debias loop: what a correction must beat before it means anything.
+
+Each revises the same decisions: flip where a content-blind rule fires, ask again without feedback, and ask again with
+another case's reasoning. The last two ask about the decisions that the detector flagged, so they cost the same calls.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from eval.baselines import RULES
+from rbd_train.biases import case_of
+from rbd_train.debias import Rejudge
+from rbd_train.judge import Shown
+from rbd_train.metrics import paired_test, proportion
+from rbd_train.records import BiasPair, BiasRecord, Judgement, Revision
+from rbd_train.run import Cell, Table
+
+Rights = list[bool | None]  # per record: right on D_bias, None if unreadable
+
+
+def right_before(records: Sequence[BiasRecord]) -> Rights:
+    """Say which decisions on D_bias were right."""
+    return [r.biased.right(r.pair.biased.gold) if r.biased and r.pair else None for r in records]
+
+
+def flipped(records: Sequence[BiasRecord], train: Sequence[BiasRecord]) -> Rights:
+    """Flip a choice between two options where the bias's rule fires; whether a bias is flipped is decided on train."""
+    flips = {bias: _gain([r for r in train if r.bias == bias]) > 0 for bias in RULES}
+    return _flip(records, flips)
+
+
+def asked_again(
+    records: Sequence[BiasRecord], revisions: Sequence[Revision], judge: Rejudge, feedback: str | None
+) -> Rights:
+    """Ask again about what the detector flagged: `other` with another case's reasoning, None without feedback."""
+    flagged = [k for k, revision in enumerate(revisions) if len(revision.rounds) > 1]
+    said: list[str | None] = [None] * len(flagged)
+    if feedback == "other":
+        said = [_another(records, revisions, flagged, k) for k in flagged]
+    shown = [Shown(pair.biased, biased.order) for pair, biased in (_judged(records[k]) for k in flagged)]
+    before = [_judged(records[k])[1] for k in flagged]
+    right = right_before(records)
+    for k, judgement in zip(flagged, judge.rejudge(shown, before, said), strict=True):
+        right[k] = judgement.right(_judged(records[k])[0].biased.gold)
+    return right
+
+
+def rivals_table(before: Rights, after: Mapping[str, Rights]) -> Table:
+    """Compare methods on the same decisions; the first one is tested against each of the others."""
+    (first, ours), *_ = after.items()
+    rows: list[tuple[Cell, ...]] = []
+    for name, right in after.items():
+        changed = [(bool(b), bool(a)) for b, a in zip(before, right, strict=True)]
+        kept = sum(b for b, _ in changed)
+        test = paired_test([bool(x) for x in ours], [bool(x) for x in right]) if name != first else None
+        rows.append(
+            (name, len(right), proportion(sum(bool(a) for _, a in changed), len(right)),
+             changed.count((False, True)), changed.count((True, False)),
+             proportion(changed.count((True, False)), kept), test.p if test else None)
+        )  # fmt: skip
+    return Table(
+        name="debias_rivals", title="The loop against cheap rivals", rows=tuple(rows),
+        columns=("method", "records", "accuracy on D_bias", "repaired", "broken", "share broken",
+                 "p, the loop against it"),
+        note="All biases pooled, same decisions; exact McNemar. Whether a bias's choices are flipped was decided on "
+        "training records.",
+    )  # fmt: skip
+
+
+def _gain(records: Sequence[BiasRecord]) -> int:
+    after = _flip(records, dict.fromkeys(RULES, True))
+    return sum(bool(right) for right in after) - sum(bool(right) for right in right_before(records))
+
+
+def _flip(records: Sequence[BiasRecord], flips: Mapping[str, bool]) -> Rights:
+    right = right_before(records)
+    for k, record in enumerate(records):
+        if right[k] is None or not flips.get(record.bias) or len(_judged(record)[0].biased.options) != 2:
+            continue
+        if RULES[record.bias](case_of(record, "known")):
+            right[k] = not right[k]
+    return right
+
+
+def _another(
+    records: Sequence[BiasRecord], revisions: Sequence[Revision], flagged: Sequence[int], k: int
+) -> str | None:
+    """Return the reasoning about the next flagged decision of the same bias that asks another question."""
+    turn = [*flagged[flagged.index(k) + 1 :], *flagged[: flagged.index(k)]]
+    others = [o for o in turn if records[o].bias == records[k].bias and records[o].group != records[k].group]
+    trace = revisions[others[0]].rounds[0].trace if others else None
+    return trace.thinking if trace else None
+
+
+def _judged(record: BiasRecord) -> tuple[BiasPair, Judgement]:
+    assert record.pair is not None and record.biased is not None
+    return record.pair, record.biased
