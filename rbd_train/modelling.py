@@ -112,10 +112,8 @@ def render_example(
     return Rendered(context + completion, [-100] * len(context) + completion)
 
 
-def load_model(name: str, dtype: str, training: bool = False) -> "PreTrainedModel":
-    """Load a causal language model from safetensors.
-
-    Training on a CPU takes eager attention: scaled-dot-product attention was measured at half its tokens/s there.
+def load_model(name: str, dtype: str, attention: str | None = None) -> "PreTrainedModel":
+    """Load a causal language model from safetensors; `attention` is transformers' own choice where it is None.
 
     Raises:
         DataError: it can't be loaded.
@@ -127,7 +125,6 @@ def load_model(name: str, dtype: str, training: bool = False) -> "PreTrainedMode
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
-    attention = "eager" if training and not torch.cuda.is_available() else None
     try:
         model = AutoModelForCausalLM.from_pretrained(
             name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True,

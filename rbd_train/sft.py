@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from trl.trainer.sft_trainer import SFTTrainer
 
 
+EAGER_SCORES = 2**20  # attention scores per head and layer of a batch: 2.3 GB over SmolLM2-135M's layers
+
+
 @dataclass
 class ModelConfig:
     """The model to train."""
@@ -194,7 +197,9 @@ def make_trainer(
         disable_tqdm=not (run.main and sys.stderr.isatty()), dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=cuda, remove_unused_columns=True,
     )  # fmt: skip
-    model = load_model(source, dtype, training=True)
+    # on a CPU eager attention was measured at twice the tokens/s, but it keeps every score: only for short rows
+    scores = settings["micro_batch"] * max(len(row.input_ids) for row in rows) ** 2
+    model = load_model(source, dtype, "eager" if not cuda and scores <= EAGER_SCORES else None)
     optimizer = None
     if dtype == "bfloat16" and not sharded:
         from rbd_train.master_adamw import MasterAdamW
