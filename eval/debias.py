@@ -16,7 +16,7 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
-from rbd_train.metrics import Rate, macro, mean_rate, paired_test, proportion
+from rbd_train.metrics import Rate, cluster_bootstrap, macro, mean_rate, paired_test, proportion
 from rbd_train.records import BiasRecord, Example, Judgement, Revision, Round
 from rbd_train.run import Cell, Run, Table
 
@@ -223,6 +223,21 @@ def rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
     return mean_rate([float(bool(getattr(value, what))) for value in values], [o.group for o in outcomes])
 
 
+def macro_rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
+    """Return the mean over biases of a rate after a turn, with a cluster-bootstrap interval."""
+    biases = sorted({o.bias for o in outcomes})
+
+    def statistic(part: Sequence[Outcome]) -> float | None:
+        means: dict[str, float | None] = {}
+        for bias in biases:
+            own = [float(bool(getattr(o.turns[min(turn, len(o.turns) - 1)], what))) for o in part if o.bias == bias]
+            means[bias] = sum(own) / len(own) if own else None
+        return macro(means)
+
+    low, high = cluster_bootstrap(outcomes, [o.group for o in outcomes], statistic)
+    return Rate(value=statistic(outcomes), n=len(outcomes), low=low, high=high)
+
+
 def gain(outcomes: Sequence[Outcome]) -> Rate:
     """Return the change in accuracy, paired, clustered by question."""
     changes = [float(bool(o.turns[-1].right)) - float(bool(o.turns[0].right)) for o in outcomes]
@@ -235,9 +250,8 @@ def summarise(run: Run, outcomes: Sequence[Outcome]) -> float | None:
     for name, turn in (("before", 0), ("after", -1)):
         for what, title in (("right", "accuracy"), ("both", "consistency")):
             per_bias = {bias: rate(part, turn, what) for bias, part in by_bias.items()}
-            value = macro({bias: found.value for bias, found in per_bias.items()})
             pooled = rate(outcomes, turn, what)
-            run.figure(f"debias.{title}_{name}", Rate(value=value, n=len(outcomes)))
+            run.figure(f"debias.{title}_{name}", macro_rate(outcomes, turn, what))
             run.figure(f"debias.{title}_{name}_pooled", pooled)
             for bias, found in per_bias.items():
                 run.figure(f"debias.{title}_{name}.{bias}", found)
