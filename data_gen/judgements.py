@@ -19,7 +19,7 @@ from typing import Any, Literal
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import case_of
 from rbd_train.errors import DataError, UsageError
-from rbd_train.judge import Judge, Shown
+from rbd_train.judge import ContentJudge, Judge, Shown
 from rbd_train.metrics import ceiling, proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Judgement, uniform
 from rbd_train.run import Cell, Run, Table
@@ -53,15 +53,21 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
     judge = cfg.judge.open(run.ledger)
     with judge.engine:
         views = views_of(pairs, cfg.orders)
-        judged = judge.judge([shown for view in views for shown in (view.plain, view.biased)])
+        shown = [part for view in views for part in (view.plain, view.biased)]
+        judged = judge.judge(shown)
         records = label(views, judged)
         noise = noise_floor(judge, views, judged, cfg.noise_samples)
+        planted = isinstance(judge, ContentJudge) and bool(judge.leaning)
+        bare = label(views, judge.unplanted().judge(shown)) if isinstance(judge, ContentJudge) and planted else []
     cases = readable_cases(records)
     run.write("records.jsonl", records)
     run.write("cases.jsonl", cases)
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
     run.facts["leaning"] = getattr(judge, "leaning", {})
     run.table(records_table(records, noise, declared(judge)))
+    if bare:  # the same scores without the leaning, so no further call
+        table = records_table(bare, None, f"judge {judge.name}: without its planted leaning")
+        run.table(table.model_copy(update={"name": "judgements_unplanted", "title": "The same judge, unplanted"}))
     biased = [record for record in records if record.label]
     return len(biased) / len(records) if records else None
 

@@ -149,6 +149,10 @@ class ContentJudge:
         """Decide each view again; the feedback goes into the model's prompt and the leaning stays."""
         return self._decide(shown, feedback)
 
+    def unplanted(self) -> "ContentJudge":
+        """Return the same judge without its leaning: what the model alone decides."""
+        return ContentJudge(self.engine, f"{self.name} (unplanted)", self.part, self.normalise, {})
+
     def _decide(self, shown: Sequence[Shown], feedback: Sequence[str | None]) -> list[Judgement]:
         prompts = [content_messages(view.item, said) for view, said in zip(shown, feedback, strict=True)]
         scored = self.engine.choice_logprobs(prompts, [self._scored_parts(view.item) for view in shown])

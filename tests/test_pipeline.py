@@ -46,7 +46,16 @@ def test_every_stage_to_a_report_and_again(rbd: Callable[..., Any]) -> None:
     links.feed(text)
     assert all(link.startswith("data:") for link in links.loaded), links.loaded
     assert "&lt;script&gt;" in text and "planted leaning" in text and "it is no model" in text
-    for table in ("judgements", "curate", "sft", "detection", "debias", "debias_changes", "debias_rivals"):
+    for table in (
+        "judgements",
+        "judgements_unplanted",
+        "curate",
+        "sft",
+        "detection",
+        "debias",
+        "debias_changes",
+        "debias_rivals",
+    ):
         assert (report / "tables" / f"{table}.md").is_file() and (report / "tables" / f"{table}.csv").is_file()
     for figure in ("accuracy", "detection"):
         assert (report / "figures" / f"{figure}.svg").is_file() and (report / "figures" / f"{figure}.png").is_file()
