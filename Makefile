@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow check
+.PHONY: setup demo demo-seeds test test-slow check
 
 setup: $(STAMP)
 
@@ -19,6 +19,11 @@ $(STAMP): pyproject.toml constraints.txt
 demo: setup
 	$(BIN)/python -m rbd_train.embedded
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
+
+# three seeds, each with questions of its own: about twelve minutes a seed on two cores
+demo-seeds: setup
+	$(BIN)/python -m rbd_train.embedded
+	for seed in 1 2 3; do PATH="$(CURDIR)/$(BIN):$$PATH" NAME=demo-$$seed SEED=$$seed bash launch/demo.sh || exit 1; done
 
 check: setup
 	$(BIN)/ruff format --check .
