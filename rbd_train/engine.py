@@ -7,14 +7,14 @@ reply before anyone uses it. Killed anywhere and run again, a stage asks for not
 
 from collections.abc import Callable, Sequence
 from types import TracebackType
-from typing import Literal, NamedTuple, Protocol, Self, TypedDict
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
 from pydantic import JsonValue
 from tqdm import tqdm
 
 from rbd_train.errors import IncompleteError
 from rbd_train.ledger import Ledger, Stored
-from rbd_train.records import Record
+from rbd_train.records import Readings, Record
 from rbd_train.store import canonical
 
 Status = Literal["ok", "length", "empty", "content_filter", "bad_request", "timeout", "server_error"]
@@ -57,24 +57,33 @@ class Completion(Record):
 
 
 class ChoiceLogprobs(Record):
-    """Per choice its summed log-probability (nats) and token count; `bounds` marks values that are upper bounds."""
+    """Per choice its summed log-probability (nats) and token count; `bounds` marks values that are upper bounds.
+
+    `readings` holds the choices token by token, where temperatures were asked for.
+    """
 
     kind: Literal["choices"] = "choices"
     status: Status = "ok"
     sums: tuple[float, ...]
     tokens: tuple[int, ...]
     bounds: tuple[bool, ...] = ()
+    readings: Readings | None = None
 
 
 Reply = Completion | ChoiceLogprobs
 
 
 class Request(NamedTuple):
-    """One call: a completion (`sampling`) or the log-probabilities of `choices`."""
+    """One call: a completion (`sampling`) or the log-probabilities of `choices`, token by token with `temperatures`.
+
+    `end` lets every choice be followed by the end of the reply.
+    """
 
     messages: Messages
     sampling: Sampling | None = None
     choices: tuple[str, ...] = ()
+    temperatures: tuple[float, ...] = ()
+    end: bool = False
 
 
 class Backend(Protocol):
@@ -91,6 +100,14 @@ class Backend(Protocol):
 
     def close(self) -> None:
         """Free what the backend holds."""
+
+
+class Family(NamedTuple):
+    """What two models must share to be contrasted, and how large a model is."""
+
+    tokenizer: Any
+    context: int | None  # tokens, prompt and reply together
+    parameters: int
 
 
 class Engine:
@@ -118,20 +135,36 @@ class Engine:
         replies = self._answer([Request(prompt, sampling) for prompt in prompts])
         return [Completion.model_validate(reply) for reply in replies]
 
-    def choice_logprobs(self, prompts: Sequence[Messages], choices: Sequence[Sequence[str]]) -> list[ChoiceLogprobs]:
+    def choice_logprobs(
+        self, prompts: Sequence[Messages], choices: Sequence[Sequence[str]], temperatures: Sequence[float] = (),
+        ends: Sequence[bool] = (),
+    ) -> list[ChoiceLogprobs]:  # fmt: skip
         """Return the log-probabilities of each prompt's choices as the assistant's reply, in order.
 
         A failed call has a status other than ok, and no sums.
 
+        Args:
+            prompts: one conversation each.
+            choices: texts of replies, per prompt.
+            temperatures: asks for readings (token by token), with the log-normalisers at these temperatures.
+            ends: per prompt, with readings: whether its choices end the reply, so that "1" is no beginning of "10".
+
         Raises:
             IncompleteError: as for `generate`.
         """
-        pairs = zip(prompts, choices, strict=True)
-        replies = self._answer([Request(prompt, None, tuple(options)) for prompt, options in pairs])
+        asked = zip(prompts, choices, ends or [False] * len(prompts), strict=True)
+        replies = self._answer(
+            [Request(prompt, None, tuple(options), tuple(temperatures), end) for prompt, options, end in asked]
+        )
         return [
             reply if isinstance(reply, ChoiceLogprobs) else ChoiceLogprobs(status=reply.status, sums=(), tokens=())
             for reply in replies
         ]
+
+    def family(self) -> Family | None:
+        """Return tokenizer, context and size of a model in this process; None for one behind a server."""
+        asked: Callable[[], Family] | None = getattr(self.backend, "family", None)
+        return asked() if asked else None
 
     def _answer(self, requests: Sequence[Request]) -> list[Reply]:
         keys = [self._key(request) for request in requests]
@@ -173,16 +206,15 @@ class Engine:
         return row is not None and (row.final or row.attempts >= self.attempts)
 
     def _key(self, request: Request) -> str:
-        return Ledger.key(
-            canonical(
-                {
-                    "engine": self.identity,
-                    "messages": [dict(message) for message in request.messages],
-                    "sampling": request.sampling.model_dump(mode="json") if request.sampling else None,
-                    "choices": list(request.choices),
-                }
-            )
-        )
+        asked: dict[str, Any] = {
+            "engine": self.identity,
+            "messages": [dict(message) for message in request.messages],
+            "sampling": request.sampling.model_dump(mode="json") if request.sampling else None,
+            "choices": list(request.choices),
+        }
+        if request.temperatures:
+            asked |= {"temperatures": list(request.temperatures), "end": request.end}
+        return Ledger.key(canonical(asked))
 
     def _count(self, reply: Reply) -> None:
         self.calls["asked"] += 1

@@ -222,6 +222,66 @@ class Bias(Record):
     origin: str
 
 
+class Step(Record):
+    """One token of a choice: where it was predicted, its log-probability (nats) there, and at the score's position."""
+
+    position: int
+    logprob: float
+    first: float | None = None
+    bound: bool = False  # the log-probability is an upper bound: the server didn't list the token
+
+
+class Position(Record):
+    """A place where a token was predicted; `normalisers[k]` is log sum exp(log p / t) at the k-th temperature."""
+
+    normalisers: tuple[float, ...] = ()
+    best: float
+    thousandth: float | None = None  # log-probability of the 1000th likeliest token
+
+
+class Readings(Record):
+    """What one model says where a score is due: every choice token by token, and its 20 likeliest first tokens."""
+
+    choices: tuple[tuple[Step, ...], ...]
+    positions: tuple[Position, ...] = Field(min_length=1)
+    top: dict[str, float]
+
+
+class Graded(Record):
+    """A text to be given one score: on one dimension, for a document that others share."""
+
+    id: str
+    group: str  # the document: the unit of splits and of cluster intervals
+    document: str
+    text: str
+    dimension: str
+    criteria: str = ""
+    steps: tuple[str, ...] = ()
+    levels: tuple[str, ...] = ()  # what each score means, from the lowest
+    reference: str | None = None
+    human: float | None = None
+    low: int = 1  # the range that people used
+    high: int = 5
+    author: str = ""
+
+
+class ScoreRow(Record):
+    """What both models say about a text in one range: all a decision needs, so that every setting is arithmetic."""
+
+    item_id: str
+    group: str
+    dimension: str
+    low: int
+    high: int
+    human: float | None = None
+    scores: tuple[int, ...]  # the score that each choice spells
+    temperatures: tuple[float, ...]  # of the normalisers
+    main: Readings | None
+    assistant: Readings | None = None
+    fault: str | None = None  # why a model said nothing
+    cut: int = 0  # tokens cut off the document
+
+
 def group_of(question: str) -> str:
     """Hash a question without case, spacing and punctuation, so that its copies fall into the same split."""
     words = re.findall(r"\w+", question.casefold())

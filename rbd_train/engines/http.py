@@ -15,6 +15,7 @@ from pydantic import JsonValue
 from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Request, Sampling
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
+from rbd_train.records import Position, Readings, Step
 
 if TYPE_CHECKING:
     import openai
@@ -190,7 +191,7 @@ class HttpBackend:
 def _body(settings: HttpEngine, request: Request) -> dict[str, Any]:
     messages = [dict(message) for message in request.messages]
     if request.sampling is None:
-        if any(len(choice.split()) != 1 for choice in request.choices):
+        if request.end or any(len(choice.split()) != 1 for choice in request.choices):
             raise UsageError("over HTTP only one-token choices have log-probabilities; use a local engine, or letters")
         return {
             "model": settings.model, "messages": messages, "max_tokens": 1, "temperature": 0.0,
@@ -215,7 +216,7 @@ def _read(answer: Any, request: Request) -> Reply:
         return Completion(status="server_error", error=f"200 without choices: {str(answer)[:300]}")
     choice = choices[0]
     if request.sampling is None:
-        return _read_logprobs(choice, request.choices)
+        return _read_logprobs(choice, request)
     content = choice.message.content
     extra = choice.message.model_extra or {}
     field = next((name for name in REASONING_FIELDS if extra.get(name)), None)
@@ -251,15 +252,23 @@ def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
     return None
 
 
-def _read_logprobs(choice: Any, options: Sequence[str]) -> Reply:
+def _read_logprobs(choice: Any, request: Request) -> Reply:
+    options = request.choices
     content = choice.logprobs.content if choice.logprobs else None
     if not content or not content[0].top_logprobs:
         return Completion(status="bad_request", error="the server returned no log-probabilities")
+    exact = {top.token: top.logprob for top in reversed(content[0].top_logprobs)}
     seen = {top.token.strip(): top.logprob for top in reversed(content[0].top_logprobs)}
-    floor = min(seen.values())
-    missing = tuple(option not in seen for option in options)
-    sums = tuple(seen.get(option, floor) for option in options)  # a missing choice is bounded, not minus infinity
-    return ChoiceLogprobs(sums=sums, tokens=(1,) * len(options), bounds=missing)
+    spelled = any(option != option.strip() for option in options)  # then each spelling is a choice of its own
+    found = exact if spelled else seen
+    floor = min(exact.values())
+    missing = tuple(option not in found for option in options)
+    sums = tuple(found.get(option, floor) for option in options)  # a missing choice is bounded, not minus infinity
+    steps = tuple((Step(position=0, logprob=s, bound=m),) for s, m in zip(sums, missing, strict=True))
+    readings = Readings(choices=steps, positions=(Position(best=max(exact.values())),), top=exact)
+    return ChoiceLogprobs(
+        sums=sums, tokens=(1,) * len(options), bounds=missing, readings=readings if request.temperatures else None
+    )
 
 
 def _retry_after(headers: Any) -> float:

@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Request, Sampling, Status
+from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Family, Reply, Request, Sampling, Status
+from rbd_train.engines.tree import TREE_TOKENS, Asked, plan, read
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
@@ -70,20 +71,35 @@ class LocalBackend:
 
         self._load()
         with torch.inference_mode():
-            for kind in (True, False):
-                rows = [i for i, request in enumerate(requests) if (request.sampling is None) == kind]
+            for kind in ("score", "generate", "read"):
+                rows = [i for i, request in enumerate(requests) if _kind(request) == kind]
                 encoded = {i: self._encode(requests[i]) for i in rows}
-                for batch in self._plan(rows, encoded):
+                asked = {i: Asked(*encoded[i], requests[i].temperatures) for i in rows}
+                limit = min(TREE_TOKENS, self.batch_tokens)
+                for batch in plan(rows, asked, limit) if kind == "read" else self._plan(rows, encoded):
                     if not missing.intersection(batch):
                         continue
                     parts = [encoded[i] for i in batch]
                     replies: Sequence[Reply]
-                    if kind:
+                    if kind == "score":
                         replies = self._score(parts)
+                    elif kind == "read":
+                        replies = self._read([asked[i] for i in batch])
                     else:
                         replies = self._generate([requests[i] for i in batch], [part[0] for part in parts])
                     for k, index in enumerate(batch):
                         commit(index, replies[k])
+
+    def family(self) -> Family:
+        """Return tokenizer, context and size without reading the weights."""
+        import torch
+        from transformers import AutoConfig, AutoModelForCausalLM
+
+        config = AutoConfig.from_pretrained(self.name, trust_remote_code=False)
+        with torch.device("meta"):
+            shell: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
+        context = getattr(config, "max_position_embeddings", None)
+        return Family(load_tokenizer(self.name, self.reasoning), context, int(shell.num_parameters()))
 
     def close(self) -> None:
         """Drop the model, so that the next one finds the memory free."""
@@ -112,7 +128,8 @@ class LocalBackend:
 
     def _encode(self, request: Request) -> tuple[list[int], list[list[int]]]:
         context = encode_context(self._tokenizer, request.messages)
-        choices = [self._tokenizer.encode(choice, add_special_tokens=False) for choice in request.choices]
+        end = [self._tokenizer.eos_token_id] if request.end else []
+        choices = [self._tokenizer.encode(choice, add_special_tokens=False) + end for choice in request.choices]
         if not all(choices):
             raise DataError(f"a choice among {list(request.choices)!r:.200} has no tokens, so no log-probability")
         longest = len(context) + max((len(c) for c in choices), default=0)
@@ -204,6 +221,23 @@ class LocalBackend:
             start += len(choices)
         return replies
 
+    def _read(self, asked: Sequence[Asked]) -> list[ChoiceLogprobs]:
+        kinds = set(getattr(self._model.config, "layer_types", None) or ["full_attention"])
+        if kinds != {"full_attention"}:
+            raise UsageError(f"model {self.name} has layers of {sorted(kinds)}; readings need full attention in all")
+        real = max(self._tokenizer.get_vocab().values()) + 1
+        try:
+            readings = read(self._model, self._tokenizer, asked, real)
+        except DataError as error:
+            raise DataError(f"model {self.name}: {error}") from error
+        return [
+            ChoiceLogprobs(
+                sums=tuple(sum(step.logprob for step in steps) for steps in said.choices),
+                tokens=tuple(map(len, said.choices)), readings=said,
+            )
+            for said in readings
+        ]  # fmt: skip
+
 
 class WatchWords:
     """Logits processor that notes, at each step, the log-probabilities of some words' first tokens."""
@@ -259,6 +293,10 @@ def weights_digest(model: str) -> str:
     names = [*sorted(folder.glob("*.safetensors")), *sorted(folder.glob("*.json")), *sorted(folder.glob("*.jinja"))]
     parts = [(path.name, digest(path)) for path in names]
     return hashlib.sha256(canonical(parts).encode()).hexdigest()[:16]
+
+
+def _kind(request: Request) -> str:
+    return "generate" if request.sampling is not None else "read" if request.temperatures else "score"
 
 
 def _seed(request: Request) -> int:
