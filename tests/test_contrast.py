@@ -1,4 +1,4 @@
-"""Contrastive arithmetic against a brute-force reference over whole vocabularies, and the cases that catch shortcuts."""
+"""Contrastive arithmetic against a brute-force reference over whole vocabularies, and cases that catch shortcuts."""
 
 import math
 from typing import Any
@@ -110,7 +110,7 @@ def test_arithmetic_equals_brute_force(mode: Any, low: int, high: int, spaced: b
     for seed in range(2):
         row, main, assistant = row_of(seed, low, high, spaced, strange=seed)
         for setting in [
-            *paper_grid(mode), Setting(mode=mode, strength=0.7, temperature=2.0, alpha=0.001),
+            *paper_grid(mode)[::5], Setting(mode=mode, strength=0.7, temperature=2.0, alpha=0.001),
             Setting(mode=mode, strength=0.5, alpha=1e-9),
         ]:  # fmt: skip
             expected = np.asarray(brute(main, assistant, low, high, spaced, setting))
@@ -219,8 +219,8 @@ def test_a_model_that_said_nothing_is_an_error_with_its_reason() -> None:
 
 @pytest.mark.parametrize(
     ("text", "score"),
-    [("4", 4), (" 4.", 4), ("**3**", 3), ("Score: 5", 5), ("Coherence: 2/5", 2), ("4.5", None), ("45", None), ("6", None),
-     ("four", None), ("", None), ("I rate 3", None)],
+    [("4", 4), (" 4.", 4), ("**3**", 3), ("Score: 5", 5), ("Coherence: 2/5", 2), ("4.5", None), ("45", None),
+     ("6", None), ("four", None), ("", None), ("I rate 3", None)],
 )  # fmt: skip
 def test_a_reply_is_read_or_unreadable(text: str, score: int | None) -> None:
     assert parse_score(text, 1, 5) == score
