@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from eval.figures import accuracy_figure, detection_figure
+from eval.figures import accuracy_figure, contrast_figures, detection_figure
 from rbd_train.app import STAGES, BaseConfig, stage
 from rbd_train.biases import case_from_views
 from rbd_train.errors import DataError
@@ -30,6 +30,8 @@ SECTIONS = {
     "judgements": "The judge, on D and on D_bias",
     "detection": "The detector, beside rules and ceiling",
     "debias": "The judge, before and after",
+    "contrast": "Scores across ranges",
+    "relative": "The smaller relative",
     "pairs": "Where the items come from",
     "traces": "The teacher's traces",
     "curate": "What was kept to train on",
@@ -57,8 +59,8 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
         run.folder / "summary.json", {name: rate.model_dump(exclude_none=False) for name, rate in summary.items()}
     )
     figures = {}
-    for name, draw in (("accuracy", accuracy_figure), ("detection", detection_figure)):
-        drawn = draw(summary)
+    every = {"accuracy": accuracy_figure(summary), "detection": detection_figure(summary), **contrast_figures(tables)}
+    for name, drawn in every.items():
         if drawn is not None:
             for suffix, data in drawn.items():
                 write_whole(run.folder / "figures" / f"{name}.{suffix}", data)

@@ -11,10 +11,10 @@ log-probabilities of the first step.
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from rbd_train.engine import Engine
 from rbd_train.errors import UsageError
@@ -50,6 +50,19 @@ class Setting(Record):
         """Name the setting as every table does."""
         cut = f", alpha {self.alpha:g}" if self.alpha is not None else ""
         return f"{self.mode}, lambda {self.strength:g}, t {self.temperature:g}{cut}"
+
+
+def setting_of(mode: str, strength: float, temperature: float, alpha: float | None) -> Setting:
+    """Check the setting.
+
+    Raises:
+        UsageError: names the key.
+    """
+    try:
+        return Setting.model_validate({"mode": mode, "strength": strength, "temperature": temperature, "alpha": alpha})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise UsageError(f"{first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
 
 
 MAIN_ALONE = Setting(strength=0.0)
@@ -299,9 +312,6 @@ def calibration(scores: Sequence[float], human: Sequence[float]) -> tuple[float,
 def shifted(human: float, native: tuple[int, int], low: int, high: int) -> float:
     """Map a human score from the range that people used to another one."""
     return low + (human - native[0]) * (high - low) / (native[1] - native[0])
-
-
-Priors = Mapping[tuple[str, int, int], "Values"]
 
 
 # the library call -------------------------------------------------------------------------------------------------

@@ -135,6 +135,12 @@ def load_model(name: str, dtype: str, attention: str | None = None) -> "PreTrain
     return model  # type: ignore[no-any-return]
 
 
+def last_whole_checkpoint(folder: Path) -> str | None:
+    """Return the newest checkpoint that was written to its end: trainer_state.json is the last file of one."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
+
+
 def pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the id that fills a batch. It never reaches loss or attention: masks go by position (trl#3091)."""
     value: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

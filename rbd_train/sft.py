@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
-from rbd_train.modelling import Rendered, load_model, load_tokenizer, pad_id, render_example, resolve_model
+from rbd_train.modelling import (
+    Rendered,
+    last_whole_checkpoint,
+    load_model,
+    load_tokenizer,
+    pad_id,
+    render_example,
+    resolve_model,
+)
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
 from rbd_train.run import Run, Table, world_size
@@ -225,12 +233,6 @@ def make_trainer(
         "global_batch": settings["global_batch"], "accumulation": args.gradient_accumulation_steps,
     }  # fmt: skip
     return trainer
-
-
-def last_whole_checkpoint(folder: Path) -> str | None:
-    """Return the newest checkpoint that was written to its end: trainer_state.json is the last file of one."""
-    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
-    return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
 
 
 def save(trainer: "SFTTrainer", tokenizer: "PreTrainedTokenizerBase", run: Run) -> None:

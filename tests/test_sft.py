@@ -13,6 +13,7 @@ from safetensors import safe_open
 
 from rbd_train.modelling import (
     encode_context,
+    last_whole_checkpoint,
     load_tokenizer,
     pad_id,
     render_context,
@@ -21,7 +22,7 @@ from rbd_train.modelling import (
 )
 from rbd_train.prompts.detect import detect_messages, parse_trace
 from rbd_train.records import Case, Definition, Example, Trace, View
-from rbd_train.sft import keep_trainable, last_whole_checkpoint
+from rbd_train.sft import keep_trainable
 from rbd_train.store import write_rows
 
 R1_TEMPLATE = (  # the behaviour of the stock template: assistant turns lose everything up to </think>

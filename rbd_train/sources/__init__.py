@@ -1,8 +1,9 @@
-"""Readers of public and generated sets. A source gives questions to make pairs from, or pairs as published."""
+"""Readers of public and generated sets. A source gives questions to make pairs from, pairs, or texts with scores."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
-from rbd_train.records import BiasPair, Question
+from rbd_train.records import BiasPair, Graded, Question
 
 
 class Loaded(NamedTuple):
@@ -13,3 +14,4 @@ class Loaded(NamedTuple):
     left_out: dict[str, int]
     licence: str
     files: list[str]
+    graded: Sequence[Graded] = ()
