@@ -86,14 +86,11 @@ def _axes(count: int) -> "tuple[Figure, list[Any]]":
 
 
 def _errors(axes: Any, places: Sequence[Any], cells: Sequence[Any], name: str, colour: str, form: str = "o") -> None:
-    known = [
-        (x, cell) for x, cell in zip(places, cells, strict=True) if isinstance(cell, Rate) and cell.value is not None
-    ]
-    values = [cell.value for _, cell in known]
-    below = [v - (c.low if c.low is not None else v) for v, (_, c) in zip(values, known, strict=True)]
-    above = [(c.high if c.high is not None else v) - v for v, (_, c) in zip(values, known, strict=True)]
-    axes.errorbar([x for x, _ in known], values, yerr=[below, above], fmt=form, color=colour, label=name, capsize=2,
-                  elinewidth=0.8, markersize=4)  # fmt: skip
+    known = [(x, c.value, c) for x, c in zip(places, cells, strict=True) if isinstance(c, Rate) and c.value is not None]
+    below = [value - (c.low if c.low is not None else value) for _, value, c in known]
+    above = [(c.high if c.high is not None else value) - value for _, value, c in known]
+    axes.errorbar([x for x, _, _ in known], [value for _, value, _ in known], yerr=[below, above], fmt=form,
+                  color=colour, label=name, capsize=2, elinewidth=0.8, markersize=4)  # fmt: skip
 
 
 def _number(cell: Any) -> float | None:
