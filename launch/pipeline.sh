@@ -21,5 +21,7 @@ rbd detection name=train
 # the same judge on the held-out items, before and after
 rbd judgements name=test $judge
 rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
+# scores across ranges by two models of a family, one forward of each, beside greedy, prior subtraction and calibration
+rbd contrast name=test experiment=contrast_llama_8b_1b launch=ddp processes=8
 # one page with everything
 rbd report name=test from=train

@@ -269,7 +269,7 @@ def _stage_help(chosen: Stage) -> str:
         key = "from" if field.name == "from_" else field.name
         value = defaults.get(key)
         if isinstance(value, Mapping) and "_target_" in value:
-            group = key if (data_dir("conf") / key).is_dir() else ""
+            group = key if (data_dir("conf") / key).is_dir() else "engine"
             lines.append(f"  {key:<16} {helps.get(field.name, '')}; choices: {', '.join(choices(group))}")
             lines += _slot_help(key, value)
         elif dataclasses.is_dataclass(field.type) and isinstance(value, Mapping):
