@@ -123,10 +123,11 @@ def draw(table: list[dict[str, float | str]], path: Path) -> None:
 
 def main() -> None:
     quick = "quick" in sys.argv[1:]
-    runs, texts = (3, 60) if quick else (20, 200)
+    runs, texts = (2, 40) if quick else (20, 200)
+    shares = (0.0, 0.5, 1.0) if quick else STRENGTHS
     table: list[dict[str, float | str]] = []
     for signal in SIGNALS:
-        for share in STRENGTHS:
+        for share in shares:
             found = [measure(seed, share, signal, texts) for seed in range(runs)]
             for method in METHODS:
                 row: dict[str, float | str] = {"signal": signal, "share": share, "method": method}

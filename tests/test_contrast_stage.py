@@ -194,3 +194,10 @@ def test_layers_must_be_fewer(rbd: Callable[..., Any], tmp_path: Path) -> None:
         said = rbd("relative", "model=tiny", "texts=[q.jsonl]", f"layers={layers}")
         assert said.code == 2 and "fewer than the model's 2" in said.err
     assert "texts is empty" in rbd("relative", "model=tiny").err
+
+
+def test_an_experiment_wins_over_the_stage(rbd: Callable[..., Any]) -> None:
+    said = rbd("contrast", "experiment=contrast_qwen_14b_7b", "--cfg", "job")
+    assert said.code == 0, said.err
+    assert "choose: split" in said.out and "per_range: true" in said.out and "1-10" not in said.out
+    assert "model: Qwen/Qwen2.5-14B-Instruct" in said.out and "model: Qwen/Qwen2.5-7B-Instruct" in said.out

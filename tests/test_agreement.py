@@ -1,0 +1,74 @@
+"""Agreement with people and stability across ranges: undefined stays undefined, a statistic sees what it names."""
+
+import pytest
+
+from rbd_train.agreement import (
+    by_document,
+    correlations,
+    defined,
+    disagreement,
+    histogram,
+    mean_of,
+    paired,
+    pooled_spearman,
+    preferred_number,
+)
+
+
+def test_b49() -> None:
+    """A60: constant predictions have no correlation: not 0, not 1; a mean leaves them out and says so."""
+    assert correlations([3, 3, 3, 3], [1, 2, 3, 4]) == (None, None, None)
+    tables = [{"a": None, "b": 0.4}]
+    assert mean_of(tables).value == 0.4 and mean_of(tables).n == 1 and defined(tables) == "1 of 2"
+    assert (
+        mean_of([{"a": None}]).value is None
+        and pooled_spearman([3.0, 3.0, 3.0], [1, 2, 3], ["a", "b", "c"]).value is None
+    )
+
+
+def test_two_pairs_are_no_correlation_and_missing_ones_are_left_out() -> None:
+    assert correlations([1, 2], [1, 2]).spearman is None
+    assert correlations([1, None, 2, 3, 9], [2, 5, 3, 4, None]).spearman == pytest.approx(1.0)
+
+
+def test_documents_are_correlated_by_themselves() -> None:
+    scores, human = [1.0, 2, 3, 7, 8, 9], [1.0, 2, 3, 3, 2, 1]
+    found = by_document(scores, human, ["a"] * 3 + ["b"] * 3)
+    assert found["a"].spearman == pytest.approx(1.0) and found["b"].spearman == pytest.approx(-1.0)
+    assert found["a"].kendall == pytest.approx(1.0) and found["a"].pearson == pytest.approx(1.0)
+
+
+def test_a_document_counts_once_however_many_tables_it_is_in() -> None:
+    rate = mean_of([{"a": 1.0, "b": 0.0}, {"a": 1.0, "b": None}, {"a": 1.0}])
+    assert rate.value == 0.5 and rate.n == 2 and rate.low == 0.0 and rate.high == 1.0
+
+
+def test_methods_are_compared_where_both_are_defined() -> None:
+    first = [{str(k): 0.1 * k + 0.1 for k in range(8)}]
+    second = [{str(k): 0.1 * k if k else None for k in range(8)}]
+    found = paired(first, second)
+    assert found.rate.value == pytest.approx(0.1) and found.rate.n == 7 and found.p == pytest.approx(0.015625)
+    assert paired(first, first).p is None
+
+
+def test_ranges_that_agree_after_their_shift_have_no_disagreement() -> None:
+    groups = ["a", "b"]
+    assert disagreement({(0, 4): [1.0, 3.0], (2, 6): [3.0, 5.0]}, groups).value == 0.0
+    assert disagreement({(0, 4): [1.0, None], (1, 10): [10.0, 5.0]}, groups).value == pytest.approx(0.75)
+
+
+def test_a_preferred_number_is_seen_and_a_preferred_place_is_none() -> None:
+    place = {(0, 4): [3.0] * 4, (1, 5): [4.0] * 4, (2, 6): [5.0] * 4}
+    found = preferred_number(place)
+    assert found is not None and found[1] == pytest.approx(0.0)
+    number = {(0, 4): [4.0] * 4, (1, 5): [4.0] * 4, (2, 6): [4.0] * 4}
+    found = preferred_number(number)
+    assert found is not None and found[0] == 4 and found[1] == pytest.approx(2 / 3)
+    assert preferred_number({(1, 5): [3.0]}) is None
+
+
+def test_a_histogram_counts_known_scores() -> None:
+    assert histogram([1, 2, 2.4, None], 1, 3) == pytest.approx([1 / 3, 2 / 3, 0.0]) and histogram([None], 1, 2) == [
+        0,
+        0,
+    ]
