@@ -198,11 +198,14 @@ def rows_of(
     asked: Sequence[Question], main: Sequence[ChoiceLogprobs], assistant: Sequence[ChoiceLogprobs] | None,
     temperatures: Sequence[float],
 ) -> list[ScoreRow]:  # fmt: skip
-    """Join what both models said; a call that failed leaves its status in `fault`."""
+    """Join what both models said; a call without readings says why in `fault`."""
     rows = []
     for k, q in enumerate(asked):
         replies = {"main": main[k]} | ({"assistant": assistant[k]} if assistant is not None else {})
-        faults = [f"{who}: {reply.status}" for who, reply in replies.items() if reply.status != "ok"]
+        faults = [
+            f"{who}: {'no log-probabilities' if reply.status == 'ok' else reply.status}"
+            for who, reply in replies.items() if reply.readings is None
+        ]  # fmt: skip
         rows.append(
             ScoreRow(
                 item_id=q.item.id, group=q.item.group, dimension=q.item.dimension, low=q.range.low, high=q.range.high,

@@ -66,7 +66,7 @@ def test_a_model_without_log_probabilities_is_unreadable(tmp_path: Path) -> None
     engine = Engine(FunctionBackend(lambda messages: "4", "f"), Ledger(tmp_path / "f.sqlite"))
     judge = ContrastiveJudge(engine, engine, "j", "1-5", Setting(), "quality", 0.0)
     (said,) = judge.judge([Shown(item("4", "5"), (0, 1))])
-    assert said.outcome.kind == "unreadable"
+    assert said.outcome.kind == "unreadable" and "no log-probabilities" in str(said.outcome.reason)
 
 
 def test_a_bad_range_is_refused_before_any_call(engine: Engine) -> None:
