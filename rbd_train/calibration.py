@@ -1,0 +1,69 @@
+"""How far P(yes) can be believed: ranking (ROC, PR), calibration, and a threshold from a development split."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rbd_train.metrics import Rate, proportion
+
+BINS = 10
+
+
+class Bin(NamedTuple):
+    """One bar of a reliability plot: the mean P(yes) of its rows and the share of true Yes among them."""
+
+    mean: float
+    yes: Rate
+
+
+class Graded(NamedTuple):
+    """What P(yes) is worth; None where a class is missing, so that there is nothing to rank."""
+
+    roc_auc: float | None
+    average_precision: float | None
+    brier: float | None
+    ece: float | None
+    bins: list[Bin]
+
+
+def graded(p_yes: Sequence[float], labels: Sequence[bool]) -> Graded:
+    """Measure probabilities against labels; the calibration error is the mean gap over ten bins, weighted by rows."""
+    from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
+
+    if not labels:
+        return Graded(None, None, None, None, [])
+    bins = reliability(p_yes, labels)
+    gap = sum(b.yes.n * abs(b.mean - (b.yes.value or 0.0)) for b in bins) / len(labels)
+    both = len(set(labels)) == 2
+    return Graded(
+        roc_auc=float(roc_auc_score(labels, p_yes)) if both else None,
+        average_precision=float(average_precision_score(labels, p_yes)) if both else None,
+        brier=float(brier_score_loss(labels, p_yes)), ece=gap, bins=bins,
+    )  # fmt: skip
+
+
+def reliability(p_yes: Sequence[float], labels: Sequence[bool]) -> list[Bin]:
+    """Sort rows into ten bins of equal width; empty ones are left out."""
+    rows: dict[int, list[tuple[float, bool]]] = {}
+    for p, label in zip(p_yes, labels, strict=True):
+        rows.setdefault(min(BINS - 1, int(p * BINS)), []).append((p, label))
+    return [
+        Bin(sum(p for p, _ in part) / len(part), proportion(sum(label for _, label in part), len(part)))
+        for _, part in sorted(rows.items())
+    ]
+
+
+def best_threshold(p_yes: Sequence[float], labels: Sequence[bool]) -> float | None:
+    """Return the threshold with the highest F1 (Yes from there on); None without a Yes.
+
+    Midway between neighbours, so that rounding in the last digit decides nothing; of equal ones, the nearest to a half.
+    """
+    import numpy as np
+    from sklearn.metrics import precision_recall_curve
+
+    if not any(labels):
+        return None
+    precision, recall, known = precision_recall_curve(labels, p_yes)
+    f1 = np.round(2 * precision * recall / np.maximum(precision + recall, 1e-12), 12)[:-1]
+    middles = (known + np.concatenate([[0.0], known[:-1]])) / 2
+    best = min(np.flatnonzero(f1 == f1.max()), key=lambda k: abs(middles[k] - 0.5))
+    return float(middles[best])
