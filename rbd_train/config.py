@@ -48,6 +48,20 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
     return {str(key): value for key, value in container.items()}
 
 
+def slot(word: str, *overrides: str) -> Any:
+    """Build what a word of the command line names, for use from Python.
+
+    `slot("judge=generative", "engine@judge.engine=http", "judge.engine.model=gpt-4o").open(ledger)` is the judge that
+    `rbd judgements` opens for the same words.
+
+    Raises:
+        UsageError: as `compose` and `build`.
+    """
+    group = word.split("=", 1)[0]
+    values = compose("base", [f"+{word}", *overrides])[group]
+    return build(_locate(str(values["_target_"])), values, f"{group}.")
+
+
 def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     """Build a config dataclass, slots with `_target_` included.
 
