@@ -40,7 +40,9 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def majority_class(examples: Sequence[Example], bias: str) -> bool:
+def majority_classes(examples: Sequence[Example]) -> dict[str, bool]:
     """Return the label most rows of a bias have: chosen on the rows themselves, so no constant does better."""
-    labels = [example.label for example in examples if example.bias == bias]
-    return 2 * sum(labels) >= len(labels)
+    labels: dict[str, list[bool]] = {}
+    for example in examples:
+        labels.setdefault(example.bias, []).append(example.label)
+    return {bias: 2 * sum(found) >= len(found) for bias, found in labels.items()}

@@ -1,9 +1,13 @@
 """How far P(yes) can be believed: ranking (ROC, PR), calibration, and a threshold from a development split."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from rbd_train.intervals import draws, interval
 from rbd_train.metrics import Rate, proportion
+
+if TYPE_CHECKING:
+    from rbd_train.intervals import Array
 
 BINS = 10
 
@@ -18,7 +22,6 @@ class Bin(NamedTuple):
 class Graded(NamedTuple):
     """What P(yes) is worth; None where a class is missing, so that there is nothing to rank."""
 
-    roc_auc: float | None
     average_precision: float | None
     brier: float | None
     ece: float | None
@@ -27,18 +30,42 @@ class Graded(NamedTuple):
 
 def graded(p_yes: Sequence[float], labels: Sequence[bool]) -> Graded:
     """Measure probabilities against labels; the calibration error is the mean gap over ten bins, weighted by rows."""
-    from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
+    from sklearn.metrics import average_precision_score, brier_score_loss
 
     if not labels:
-        return Graded(None, None, None, None, [])
+        return Graded(None, None, None, [])
     bins = reliability(p_yes, labels)
     gap = sum(b.yes.n * abs(b.mean - (b.yes.value or 0.0)) for b in bins) / len(labels)
     both = len(set(labels)) == 2
     return Graded(
-        roc_auc=float(roc_auc_score(labels, p_yes)) if both else None,
         average_precision=float(average_precision_score(labels, p_yes)) if both else None,
         brier=float(brier_score_loss(labels, p_yes)), ece=gap, bins=bins,
     )  # fmt: skip
+
+
+def roc_auc(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> Rate:
+    """Return the chance that a true Yes gets more than a true No (ties half), with a cluster-bootstrap interval."""
+    import numpy as np
+
+    if len(set(labels)) < 2:
+        return Rate(value=None, n=len(labels))
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    levels, place = np.unique(np.asarray(p_yes), return_inverse=True)
+    truth = np.asarray(labels, dtype=bool)
+
+    def area(weights: "Array") -> "Array":
+        """Take (resamples, groups) weights."""
+        yes, no = np.zeros((2, len(weights), len(levels)))
+        for counts, mask in ((yes, truth), (no, ~truth)):
+            np.add.at(counts.T, place[mask], weights[:, member[mask]].T)
+        wins = (yes * (no.cumsum(axis=1) - no / 2)).sum(axis=1)
+        return np.asarray(wins / (yes.sum(axis=1) * no.sum(axis=1)))
+
+    with np.errstate(invalid="ignore"):
+        values = [area(weights) for weights in draws(len(names), len(labels))]
+    known = np.concatenate(values) if values else np.zeros(0)
+    low, high = interval(known[~np.isnan(known)], len(names))
+    return Rate(value=float(area(np.ones((1, len(names))))[0]), n=len(labels), low=low, high=high)
 
 
 def reliability(p_yes: Sequence[float], labels: Sequence[bool]) -> list[Bin]:

@@ -54,11 +54,11 @@ def cluster_bootstrap(
         members.setdefault(group, []).append(row)
     names = sorted(members)
     values = []
-    for weights in _draws(len(names), len(rows)):
+    for weights in draws(len(names), len(rows)):
         for draw in weights:
             drawn = [row for name, times in zip(names, draw, strict=True) for row in members[name] * int(times)]
             values.append(statistic(drawn))
-    return _interval([value for value in values if value is not None], len(names))
+    return interval([value for value in values if value is not None], len(names))
 
 
 def bootstrap_sums(rows: "Array", groups: Sequence[str], statistic: Callable[["Array"], "Array"]) -> Interval:
@@ -74,22 +74,23 @@ def bootstrap_sums(rows: "Array", groups: Sequence[str], statistic: Callable[["A
     names, member = np.unique(np.asarray(groups), return_inverse=True)
     sums = np.zeros((len(names), rows.shape[1])) if len(rows) else np.zeros((0, 0))
     np.add.at(sums, member, rows)
-    weighted = [weights @ sums for weights in _draws(len(names), len(rows))]
+    weighted = [weights @ sums for weights in draws(len(names), len(rows))]
     with np.errstate(invalid="ignore", divide="ignore"):
         values = statistic(np.concatenate(weighted)) if weighted else np.zeros(0)
-    return _interval(values[~np.isnan(values)], len(names))
+    return interval(values[~np.isnan(values)], len(names))
 
 
-def _draws(count: int, rows: int) -> Iterator["Array"]:
+def draws(count: int, rows: int) -> Iterator["Array"]:
     """Yield (100, count) how often each group is drawn in 100 resamples, the same at every call."""
     import numpy as np
 
     generator = np.random.default_rng(0)
     for _ in range((RESAMPLES if rows <= 2000 else RESAMPLES // 4) // 100 if count > 1 else 0):
-        yield generator.multinomial(count, np.full(count, 1 / count), size=100)
+        drawn = generator.integers(count, size=(100, count)) + count * np.arange(100)[:, None]
+        yield np.bincount(drawn.ravel(), minlength=100 * count).reshape(100, count)
 
 
-def _interval(values: "Sequence[float] | Array", count: int) -> Interval:
+def interval(values: "Sequence[float] | Array", count: int) -> Interval:
     """Return the percentile interval of resampled values, widened for few groups (Hesterberg 2015: t, n - 1)."""
     import numpy as np
     from scipy.stats import norm

@@ -12,7 +12,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
 from rbd_train.agreement import kappa, krippendorff
-from rbd_train.calibration import best_threshold, graded
+from rbd_train.calibration import best_threshold, graded, roc_auc
 from rbd_train.metrics import (
     Rate,
     Scored,
@@ -211,11 +211,15 @@ def test_graded_by_hand_and_against_scikit_learn() -> None:
         (0.85, 1.0, 1),
         (0.95, 1.0, 2),
     ]
-    assert found.roc_auc == roc_auc_score(labels, p_yes)
+    assert roc_auc(p_yes, labels, list("abcde")).value == pytest.approx(roc_auc_score(labels, p_yes))
     assert found.average_precision == average_precision_score(labels, p_yes)
     alone = graded([0.2, 0.9], [True, True])
-    assert alone.roc_auc is None and alone.average_precision is None and alone.brier is not None
-    assert graded([], []) == (None, None, None, None, [])
+    assert (
+        roc_auc([0.2, 0.9], [True, True], ["a", "b"]).value is None
+        and alone.average_precision is None
+        and alone.brier is not None
+    )
+    assert graded([], []) == (None, None, None, [])
     assert graded([1.0], [True]).ece == 0.0
 
 
