@@ -13,6 +13,7 @@ from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
 from eval import debias as stage_debias
+from eval import debias_tables
 from eval import detection_tables as detection
 from eval import verdicts
 from rbd_train.metrics import (
@@ -335,7 +336,7 @@ WALKS = [
     record_and_revision(3, 0, "no", flagged=False), record_and_revision(4, 0, None),
     record_and_revision(5, 1, 0, plain=1), record_and_revision(6, 1, (0, 0), bias="position"),
 ]  # fmt: skip
-OUTCOMES = [stage_debias.outcome_of(*walk) for walk in WALKS]
+OUTCOMES = [debias_tables.outcome_of(*walk) for walk in WALKS]
 
 
 class Plain:
@@ -344,11 +345,11 @@ class Plain:
 
 def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
     """Accuracy: right on D_bias after. Consistency: right on both (papers.md 1.2). Unreadable is wrong."""
-    table = stage_debias.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
+    table = debias_tables.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
     crowd = by_column(table, "bandwagon")
     assert (crowd["records"], crowd["accuracy before"].value, crowd["accuracy after"].value) == (6, 3 / 6, 3 / 6)
     assert (crowd["consistency before"].value, crowd["consistency after"].value) == (3 / 6, 2 / 6)  # 5 is wrong on D
-    assert crowd["coverage"] == 5 / 6 and crowd["after, readable"] == 3 / 5
+    assert crowd["coverage"] == 5 / 6 and crowd["after, readable"].value == 3 / 5
     assert crowd["gain"].value == 0 and crowd["p"] == 1.0
     place = by_column(table, "position")
     assert (place["consistency before"].value, place["consistency after"].value) == (0.0, 1.0)
@@ -356,32 +357,33 @@ def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
 
 
 def test_position_is_replaced_in_both_orders() -> None:
-    before, after = stage_debias.outcome_of(*record_and_revision(0, 0, (1, 0), bias="position")).turns
-    assert (before, after) == (stage_debias.Turn(True, True), stage_debias.Turn(True, False))
-    half = stage_debias.outcome_of(*record_and_revision(0, 0, (None, 0), bias="position")).turns[-1]
-    assert half == stage_debias.Turn(True, None)
+    before, after = debias_tables.outcome_of(*record_and_revision(0, 0, (1, 0), bias="position")).turns
+    assert (before, after) == (debias_tables.Turn(True, True, True), debias_tables.Turn(True, False, False))
+    half = debias_tables.outcome_of(*record_and_revision(0, 0, (None, 0), bias="position")).turns[-1]
+    assert half == debias_tables.Turn(True, None, None)
 
 
 def test_changes_are_counted() -> None:
-    found = by_column(stage_debias.changes_table(OUTCOMES), "bandwagon")
+    found = by_column(debias_tables.changes_table(OUTCOMES), "bandwagon")
     assert (found["flagged"], found["repaired"], found["broken"]) == (5, "2 of 3", "2 of 3")
     assert found["share broken"].value == 2 / 3
     ended = [found[f"ended: {why}"] for why in ("no bias seen", "rounds used up", "unreadable")]
     assert ended == [1, 4, 1] and found["calls"] == 11
-    assert by_column(stage_debias.changes_table(OUTCOMES), "all")["repaired"] == "3 of 4"
+    assert by_column(debias_tables.changes_table(OUTCOMES), "all")["repaired"] == "3 of 4"
 
 
 def test_a_planted_leaning_is_declared() -> None:
     class Leaning(Plain):
         leaning = {"bandwagon": 2.0}
 
-    assert "planted leaning" in stage_debias.accuracy_table(OUTCOMES, {}, Leaning()).note  # type: ignore[arg-type]
+    assert "planted leaning" in debias_tables.accuracy_table(OUTCOMES, {}, Leaning()).note  # type: ignore[arg-type]
 
 
 def test_rounds_carry_an_ended_decision_on() -> None:
-    table = stage_debias.rounds_table(OUTCOMES)
-    assert table.columns == ("bias", "before", "after round 1")
-    assert [rate.value for rate in by_column(table, "all").values() if isinstance(rate, Rate)] == [3 / 7, 4 / 7]
+    table = debias_tables.rounds_table(OUTCOMES)
+    assert table.columns == ("bias", "before", "after round 1", "revised", "settled", "went back")
+    found = by_column(table, "all")
+    assert [found[name].value for name in ("before", "after round 1")] == [3 / 7, 4 / 7]
 
 
 def test_what_the_detector_was_trained_on_is_left_out() -> None:
