@@ -170,8 +170,9 @@ def cost_of(
     if any(count.get("from_ledger") for count in counts):
         return Cost(calls, None, None, None, None)
     tokens = [count.get(f"{kind}_tokens", 0) for count in counts for kind in ("prompt", "completion")]
-    dollars = sum(n * prices.get(kind, 0.0) for n, kind in zip(tokens, kinds, strict=True)) / 1e6 if prices else None
-    return Cost(calls, tokens[0] + tokens[2], tokens[1] + tokens[3], seconds, dollars)
+    dollars = sum(n * prices.get(kind, 0.0) for n, kind in zip(tokens, kinds, strict=True)) / 1e6
+    priced = any(prices.values())
+    return Cost(calls, tokens[0] + tokens[2], tokens[1] + tokens[3], seconds, dollars if priced else None)
 
 
 def usable(

@@ -1,10 +1,12 @@
-"""The report's plots, as SVG and PNG: accuracy before and after, F1 by bias."""
+"""The report's plots, as SVG and PNG."""
 
 import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
+from eval.layouts import Told, size_of
 from rbd_train.metrics import Rate
+from rbd_train.run import Table
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -25,6 +27,88 @@ def detection_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
     return _bars(
         summary, {"best rule": "detection.rule_f1", "detector": "detection.f1"}, (ORANGE, BLUE), "F1 of detection"
     )
+
+
+def draw(ours: Told, runs: Mapping[str, Told]) -> dict[str, dict[str, bytes]]:
+    """Draw every plot that the figures allow, by name."""
+    drawn = {
+        "accuracy": accuracy_figure(ours.summary), "detection": detection_figure(ours.summary),
+        "rounds": rounds_figure(ours.summary), "calibration": calibration_figure(ours.tables),
+        "scaling": scaling_figure(runs), "cost": cost_figure(runs),
+    }  # fmt: skip
+    return {name: figure for name, figure in drawn.items() if figure is not None}
+
+
+def rounds_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
+    """Draw accuracy on D_bias after each round."""
+    points = [(k, rate) for k in range(100) if (rate := summary.get(f"debias.round.{k}"))]
+    return _line(points, "Accuracy on D_bias by round", "round") if len(points) > 1 else None
+
+
+def scaling_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
+    """Draw macro F1 over the detectors' sizes; None where fewer than two runs name one."""
+    points = []
+    for name, run in runs.items():
+        size = size_of(name, run)
+        if size != "–" and "detection.f1" in run.summary:
+            points.append((float(size[:-1]) * (1000 if size.endswith("B") else 1), run.summary["detection.f1"]))
+    return (
+        _line(sorted(points, key=lambda p: p[0]), "Macro F1 by size", "million parameters") if len(points) > 1 else None
+    )
+
+
+def cost_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
+    """Draw the gain in accuracy against the calls that it took; None with fewer than two runs that have both."""
+    points = [
+        (run.summary["debias.calls"].value or 0.0, run.summary["debias.gain"])
+        for run in runs.values() if {"debias.calls", "debias.gain"} <= set(run.summary)
+    ]  # fmt: skip
+    return _line(sorted(points, key=lambda p: p[0]), "Gain in accuracy by cost", "calls") if len(points) > 1 else None
+
+
+def calibration_figure(tables: Mapping[str, Table]) -> dict[str, bytes] | None:
+    """Draw how often Yes was true by P(yes), and what each threshold finds, per detector."""
+    if "detection_reliability" not in tables or "detection_curve" not in tables:
+        return None
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    reliable, roc, recall = figure.subplots(1, 3)
+    for k, name in enumerate(dict.fromkeys(row[0] for row in tables["detection_reliability"].rows)):
+        colour = (BLUE, ORANGE, GREY)[k % 3]
+        bars = [row for row in tables["detection_reliability"].rows if row[0] == name]
+        curve = [row for row in tables["detection_curve"].rows if row[0] == name]
+        reliable.plot([row[1] for row in bars], [getattr(row[3], "value", None) for row in bars], "o-", color=colour,
+                      label=str(name))  # fmt: skip
+        known = [row for row in curve if row[2] is not None and row[3] is not None]
+        roc.plot([0, *(row[3] for row in known)], [0, *(row[2] for row in known)], color=colour)
+        recall.plot([row[2] for row in known], [row[4] for row in known], color=colour)
+    for axes, title, words in zip(
+        (reliable, roc, recall), ("Reliability", "ROC", "Precision and recall"),
+        (("P(yes)", "truly Yes"), ("false alarms", "found"), ("recall", "precision")), strict=True,
+    ):  # fmt: skip
+        axes.set(title=title, xlabel=words[0], ylabel=words[1], xlim=(0, 1.02), ylim=(0, 1.05))
+        axes.spines[["top", "right"]].set_visible(False)
+    reliable.plot([0, 1], [0, 1], ":", color=GREY)
+    reliable.legend(frameon=False, fontsize=8)
+    return _save(figure)
+
+
+def _line(points: Sequence[tuple[float, Rate]], title: str, across: str) -> dict[str, bytes]:
+    """Draw rates with their intervals over a quantity; an undefined one is left out."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for x, rate in points:
+        if rate.value is not None and rate.low is not None and rate.high is not None:
+            axes.plot([x, x], [rate.low, rate.high], color=GREY, linewidth=1)
+    known = [(x, rate.value) for x, rate in points if rate.value is not None]
+    axes.plot([x for x, _ in known], [y for _, y in known], "o-", color=BLUE)
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(across)
+    axes.spines[["top", "right"]].set_visible(False)
+    return _save(figure)
 
 
 def _bars(

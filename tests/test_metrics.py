@@ -13,9 +13,8 @@ from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
 from eval import debias as stage_debias
-from eval import debias_tables
+from eval import debias_tables, verdicts
 from eval import detection_tables as detection
-from eval import verdicts
 from rbd_train.metrics import (
     Confusion,
     Rate,
