@@ -6,7 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from eval.cases import json_rows
+from eval.verdicts import voted
 from rbd_train.metrics import detectable, holm, mean_rate, paired_test
+from rbd_train.records import Trace
 from rbd_train.run import Cell, Run, Table, read_manifest
 
 Rights = dict[str, tuple[str, bool]]  # item -> its group, whether it was right
@@ -63,15 +65,12 @@ def loop_rights(run: Run, name: str) -> Rights | None:
 
 
 def verdict_rights(run: Run, name: str) -> Rights | None:
-    """Say which cases a run's detector got right (first readable sample); None where it has not run."""
+    """Say which cases a run's detector got right (as its samples vote); None where it has not run."""
     folder = run.root / name / "detection"
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] != "complete":
         return None
-    verdicts: dict[str, bool | None] = {}
-    for row in json_rows(folder / "verdicts.jsonl"):
-        if verdicts.get(row["case_id"]) is None:
-            verdicts[row["case_id"]] = row["verdict"]
+    verdicts = voted(run.read(folder / "verdicts.jsonl", Trace))
     examples = next(Path(path) for path in manifest["inputs"] if not path.endswith("train.jsonl"))
     return {
         row["case"]["id"]: (row["group"], verdicts.get(row["case"]["id"]) == row["label"])

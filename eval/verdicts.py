@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Mapping, Sequence
 
 from eval.baselines import RULES, majority_classes
+from rbd_train.detector import standing
 from rbd_train.metrics import Scored
 from rbd_train.records import Example, Trace
 
@@ -23,12 +24,8 @@ def by_case(traces: Iterable[Trace]) -> dict[str, list[Trace]]:
 
 
 def voted(traces: Iterable[Trace]) -> dict[str, bool | None]:
-    """Let the readable samples of a case vote; a draw counts as Yes, and none readable as unreadable."""
-    said: dict[str, bool | None] = {}
-    for case_id, samples in by_case(traces).items():
-        votes = [trace.verdict for trace in samples if trace.verdict is not None]
-        said[case_id] = 2 * sum(votes) >= len(votes) if votes else None
-    return said
+    """Return the verdict that stands for each case: the majority of its readable samples."""
+    return {case_id: standing(samples).verdict for case_id, samples in by_case(traces).items()}
 
 
 def p_yes(traces: Iterable[Trace]) -> dict[str, float]:
