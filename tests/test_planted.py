@@ -168,8 +168,9 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     judge = ("judge=planted", "judge.right=0.9", "judge.biased.verbosity=0.5", "judge.biased.bandwagon=0.5")
     stages = (
         ("pairs", "source.train=3", "source.test=10", "congruent_share=0.3"), ("judgements", *judge),
-        ("traces", "teacher=template"), ("curate",), ("pairs", "name=diag", "source.train=0", "source.test=5", "seed=5",
-         "congruent_share=1"), ("judgements", "name=diag", "judge=planted"),
+        ("traces", "teacher=template"), ("curate", "leave_out=[sentiment]"),
+        ("pairs", "name=diag", "source.train=0", "source.test=5", "seed=5", "congruent_share=1"),
+        ("judgements", "name=diag", "judge=planted"),
         ("detection", "detector=rules", "also=[diag]", "without_name=true"),
         ("debias", *judge, "detector=rules", "max_rounds=3", "baselines=[abstain]", "rivals=true"),
         ("judging", "judge=planted", "judge.right=0.8", "source=generated", "samples=2", "judge.noise=0.1"),
@@ -178,6 +179,9 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     for stage, *words in stages:
         said = rbd(stage, *words)
         assert said.code == 0, f"{stage}: {said.err}"
+    trained = Path("runs/default/curate/train.jsonl").read_text()
+    assert '"bias":"verbosity"' in trained and '"bias":"sentiment"' not in trained
+    assert '"bias":"sentiment"' in Path("runs/default/curate/test.jsonl").read_text()
     tables = {path.stem for path in Path("runs/default/report/tables").glob("*.tex")}
     assert {
         "detection", "detection-diag", "detection_reliance", "detection_names", "debias_unbiased", "debias_cost",
