@@ -22,6 +22,7 @@ from rbd_train.errors import UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate
 from rbd_train.planted import PlantedJudgeConfig
+from rbd_train.prompts.detect import choose_shots, shot_messages
 from rbd_train.records import BiasPair, BiasRecord, Case, Example, Question, Trace, uniform
 
 RIGHT, BIASED, REPAIRED, BROKEN, FOUND, ALARM = 0.9, 0.35, 0.6, 0.1, 0.8, 0.15
@@ -198,3 +199,23 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     assert "stage missing in diag" in beside
     wrong = rbd("report", "name=x", "from=default", "layout=rbd_mian")
     assert wrong.code == 2 and "choose one of rbd_main" in wrong.err
+
+
+@pytest.mark.parametrize("reasoning", [True, False])
+def test_few_shots_cover_both_labels_and_show_the_case_last(reasoning: bool, tmp_path: Path) -> None:
+    judge = PlantedJudgeConfig(right=1.0, biased={"verbosity": 0.5, "bandwagon": 0.5}).open(
+        Ledger(tmp_path / "l.sqlite")
+    )
+    rows: list[Example] = []
+    for bias in ("verbosity", "bandwagon"):
+        views = views_of(pairs(20, bias), "both")
+        rows += examples(label(views, judge.judge([part for view in views for part in (view.plain, view.biased)])))
+    trace = Trace(case_id="c", author="t", thinking="It weighs the words.", verdict=True, reply="r")
+    rows = [row.model_copy(update={"trace": trace}) for row in rows]
+    chosen = choose_shots(rows, 4)
+    assert [row.label for row in chosen] == [True, False, True, False]
+    assert [sum(row.bias == b for row in chosen) for b in ("verbosity", "bandwagon")] == [2, 2]
+    turns = shot_messages(chosen, reasoning)
+    assert [turn["role"] for turn in turns] == ["user", "assistant"] * 4
+    assert turns[1]["content"] == ("<think>\nIt weighs the words.\n</think>\n\nYes" if reasoning else "Yes")
+    assert [row.case.id for row in choose_shots(rows[::-1], 4)] == [row.case.id for row in chosen]
