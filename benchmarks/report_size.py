@@ -71,8 +71,8 @@ def main() -> None:
     print(f"{rows} rows: {seconds:.1f} s, {gigabytes:.2f} GB at most, page {page:.1f} MB", file=sys.stderr)
     found = {
         "name": "report_size", "ratio": BAR_S / seconds, "ours": seconds, "theirs": BAR_S, "unit": "s",
-        "rival": f"the bar ({BAR_S:.0f} s, {BAR_GB:.0f} GB)", "cpu_s": cpu_s, "gigabytes": gigabytes, "page_mb": page, "rows": rows,
-        "runs": 1,
+        "rival": f"the bar ({BAR_S:.0f} s, {BAR_GB:.0f} GB)", "cpu_s": cpu_s, "gigabytes": gigabytes,
+        "page_mb": page, "rows": rows, "runs": 1,
     }  # fmt: skip
     print(json.dumps(found))
 

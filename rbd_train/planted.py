@@ -61,7 +61,7 @@ class PlantedJudge:
 
     def _drawn(self, what: str, rate: float, view: Shown, turn: int = 0) -> bool:
         # position's twins are the same item in two orders: the pair, not the order, is what is drawn for
-        pair = view.item.id.rsplit("-", 1)[0]
+        pair = view.item.id.removesuffix("-plain").removesuffix("-biased")
         order = "" if "-position-" in f"{pair}-" else view.order
         return uniform(what, self.seed, pair, order, turn) < rate
 

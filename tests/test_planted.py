@@ -19,6 +19,7 @@ from eval.verdicts import verdicts
 from rbd_train.biases import case_of
 from rbd_train.debias import debias
 from rbd_train.errors import UsageError
+from rbd_train.judge import Shown
 from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate
 from rbd_train.planted import PlantedJudgeConfig
@@ -219,3 +220,14 @@ def test_few_shots_cover_both_labels_and_show_the_case_last(reasoning: bool, tmp
     assert [turn["role"] for turn in turns] == ["user", "assistant"] * 4
     assert turns[1]["content"] == ("<think>\nIt weighs the words.\n</think>\n\nYes" if reasoning else "Yes")
     assert [row.case.id for row in choose_shots(rows[::-1], 4)] == [row.case.id for row in chosen]
+
+
+def test_items_without_a_twin_are_drawn_one_by_one(tmp_path: Path) -> None:
+    judge = PlantedJudgeConfig(right=0.8, noise=0.1).open(Ledger(tmp_path / "l.sqlite"))
+    items = [
+        pair.plain.model_copy(update={"id": f"gen-verbosity-{k}"}) for k, pair in enumerate(pairs(300, "verbosity"))
+    ]
+    shown = [Shown(item, (0, 1)) for item in items]
+    first, second = judge.judge(shown), judge.judge(shown, 1)
+    assert 0.73 < sum(j.right(i.gold) is True for i, j in zip(items, first, strict=True)) / 300 < 0.87
+    assert 0.05 < sum(a.outcome != b.outcome for a, b in zip(first, second, strict=True)) / 300 < 0.16
