@@ -355,6 +355,26 @@ def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
     assert "as it is" in table.note
 
 
+@pytest.mark.parametrize("bias", ["bandwagon", "position"])
+def test_without_unreadable_rows_the_published_metrics(bias: str) -> None:
+    """Every combination, against papers.md 1.2 as coded there; an unreadable row is dropped there and wrong here."""
+    walks, published = [], []
+    for k, (plain, before, after, yes) in enumerate(itertools.product((0, 1), (0, 1), (0, 1), (True, False))):
+        again: Any = ((plain, after) if bias == "position" else after) if yes else "no"
+        walks.append(record_and_revision(k, before, again, plain, bias, flagged=yes))
+        effective = after if yes else before
+        published.append((effective == 0, plain == 0 and effective == 0))
+    outcomes = [debias_tables.outcome_of(*walk) for walk in walks]
+    found = by_column(debias_tables.accuracy_table(outcomes, {}, Plain()), bias)  # type: ignore[arg-type]
+    for name, column in (("accuracy after", 0), ("consistency after", 1)):
+        assert found[name].value == sum(row[column] for row in published) / len(published)
+    lost = record_and_revision(99, 1, (0, None) if bias == "position" else None, 0, bias)
+    more = [*outcomes, debias_tables.outcome_of(*lost)]
+    found = by_column(debias_tables.accuracy_table(more, {}, Plain()), bias)  # type: ignore[arg-type]
+    right = sum(row[0] for row in published)
+    assert found["accuracy after"].value == right / 17 and found["after, readable"].value == right / 16
+
+
 def test_position_is_replaced_in_both_orders() -> None:
     before, after = debias_tables.outcome_of(*record_and_revision(0, 0, (1, 0), bias="position")).turns
     assert (before, after) == (debias_tables.Turn(True, True, True), debias_tables.Turn(True, False, False))
