@@ -16,8 +16,8 @@ from pathlib import Path
 
 import numpy as np
 
-from rbd_train.agreement import correlations, disagreement
 from rbd_train.contrast import MAIN_ALONE, Setting, calibration, decide, prior_of, without_prior
+from rbd_train.correlation import correlations, disagreement
 from rbd_train.records import Position, Readings, ScoreRow, Step
 
 RANGES = ((0, 4), (1, 5), (2, 6), (3, 7))

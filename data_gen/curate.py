@@ -28,6 +28,7 @@ class CurateConfig(BaseConfig):
     held_out: list[str] = field(default_factory=list)  # pairs files whose questions must not be trained on
     definitions: str = "subset"  # which definitions training prompts list: all, subset (random distractors), known
     per_case: int = 1  # traces kept per case, at most
+    leave_out: list[str] = field(default_factory=list)  # biases and judges never trained on, only tested on
 
 
 @stage("curate", CurateConfig)
@@ -42,7 +43,7 @@ def main(cfg: CurateConfig, run: Run) -> float | None:
     traces = run.read(run.output_of("traces", "traces.jsonl"), Trace)
     held_out = {pair.plain.group for file in cfg.held_out for pair in run.read(Path(file), BiasPair)}
     splits = split_groups(records, cfg.test_share, held_out, cfg.seed)
-    kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case)
+    kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case, frozenset(cfg.leave_out))
     if not kept.train and any(split == "train" for split in splits.values()):
         reasons = Counter(row.reason for row in kept.dropped).most_common(4)
         raise DataError(f"curate: no training row is left of {len(traces)} traces; dropped: {dict(reasons)}")
@@ -81,7 +82,7 @@ def split_groups(records: Sequence[BiasRecord], test_share: float, held_out: set
 
 def select(
     records: Sequence[BiasRecord], cases: Sequence[Case], traces: Sequence[Trace], splits: Mapping[str, str],
-    definitions: str, per_case: int,
+    definitions: str, per_case: int, leave_out: frozenset[str] = frozenset(),
 ) -> Curated:  # fmt: skip
     """Sort every record and trace into train, test or dropped."""
     by_case: dict[str, list[Trace]] = defaultdict(list)
@@ -100,6 +101,9 @@ def select(
         if splits[record.group] == "test":
             teacher = next((trace for trace in own if trace.verdict is not None), own[0] if own else None)
             found.test.append(_example(record, case, teacher))
+            continue
+        if leave_out & {record.bias, case.judge}:
+            found.dropped.extend(_dropped(record, trace, "left out") for trace in own or (None,))
             continue
         if not own:
             found.dropped.append(_dropped(record, None, "no trace"))

@@ -157,7 +157,9 @@ def noise_note(samples: int, sham: bool) -> str:
 
 def declared(judge: Judge) -> str:
     """Declare a planted leaning, in every table that shows its judge."""
-    leaning = getattr(judge, "leaning", {})
+    leaning, planted = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
+    if planted:
+        return f"judge {judge.name}: simulated, planted rates {planted}"
     return f"judge {judge.name}: planted leaning (nats) {dict(leaning)}" if leaning else f"judge {judge.name}: as it is"
 
 

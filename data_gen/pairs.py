@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from pydantic import JsonValue
+
 from data_gen.biases.injectors import INJECTORS, make_pair
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import NAMES
@@ -58,7 +60,7 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
         with cfg.weak.open(run.ledger) as engine:
             completed, dropped = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
         questions = [question for question in questions if question.wrong is not None] + completed
-    pairs = [pair for pair in loaded.pairs if pair.bias in cfg.bias]
+    pairs = turned([pair for pair in loaded.pairs if pair.bias in cfg.bias], cfg.congruent_share)
     for bias in cfg.bias:
         pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share)
     if cfg.limit is not None:
@@ -118,6 +120,38 @@ def inject(questions: Sequence[Question], bias: str, source: str, congruent_shar
         congruent |= {question.id for question in part[: round(len(part) * congruent_share)]}
     mixed = congruent_share > 0
     return [make_pair(question, bias, source, question.id in congruent, mixed) for question in questions]
+
+
+def turned(pairs: Sequence[BiasPair], share: float) -> list[BiasPair]:
+    """Remake a share of a source's own pairs, drawn by id, so that the cue favours the right answer.
+
+    Where a right answer ends in a whole number, a wrong one within 50 of it stands against it in brief (as the paper's
+    diagnostic set does, papers.md 1.8), else the wrong answer's own last line.
+    """
+    return [turn(pair) if uniform("congruent", pair.bias, pair.id) < share else pair for pair in pairs]
+
+
+def turn(pair: BiasPair) -> BiasPair:
+    """Make a pair's cue favour its right answer; D stays as it is, position apart, whose right answer goes last."""
+    item, gold = pair.plain, pair.plain.gold
+    if gold is None:
+        raise DataError(f"pairs: pair {pair.id} has no gold answer, so that no cue can favour it")
+    right = item.options[gold]
+    wrong = next(option for k, option in enumerate(item.options) if k != gold)
+    whole = re.search(r"(-?\d+)\W*$", right)
+    if whole and pair.bias == "verbosity":
+        offset = 1 + int(uniform("offset", pair.id) * 50)
+        wrong = str(int(whole[1]) + offset * (1 if uniform("sign", pair.id) < 0.5 else -1))
+    question = Question(
+        id=pair.id, group=item.group, question=item.question, right=right, final=right.strip().splitlines()[-1],
+        wrong=wrong, split=pair.split,
+    )  # fmt: skip
+    if pair.bias == "position":
+        rest = tuple(option for k, option in enumerate(item.options) if k != gold)
+        item = item.model_copy(update={"options": (*rest, right), "gold": len(rest)})
+    biased = INJECTORS[pair.bias](question, item, True).model_copy(update={"id": pair.biased.id})
+    provenance: dict[str, JsonValue] = {**pair.provenance, "congruent": True}
+    return pair.model_copy(update={"plain": item, "biased": biased, "provenance": provenance})
 
 
 def draw(rows: Sequence[Any], limit: int) -> list[Any]:

@@ -4,8 +4,12 @@ On the official test set they reach 438 of 500, the 671B teacher 407: they stand
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from rbd_train import cues
+from rbd_train.biases import KNOWN
+from rbd_train.detector import Detector, TemplateTeacher
+from rbd_train.ledger import Ledger
 from rbd_train.records import Case, Example
 
 Rule = Callable[[Case], bool]
@@ -40,7 +44,30 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
-def majority_class(examples: Sequence[Example], bias: str) -> bool:
+def majority_classes(examples: Sequence[Example]) -> dict[str, bool]:
     """Return the label most rows of a bias have: chosen on the rows themselves, so no constant does better."""
-    labels = [example.label for example in examples if example.bias == bias]
-    return 2 * sum(labels) >= len(labels)
+    labels: dict[str, list[bool]] = {}
+    for example in examples:
+        labels.setdefault(example.bias, []).append(example.label)
+    return {bias: 2 * sum(found) >= len(found) for bias, found in labels.items()}
+
+
+def rule_feedback(case: Case) -> tuple[str, bool]:
+    """Say which of the rules of the biases that a case's prompt lists fire, as a detector's reasoning and verdict."""
+    listed = {definition.name for definition in case.definitions}
+    rules = [rule for bias in KNOWN if bias.name in listed and (rule := RULES.get(bias.id))]
+    fired = [rule.__name__.replace("_", " ") for rule in rules if rule(case)]
+    return (f"The judge {' and '.join(fired)}." if fired else "No cue was followed."), bool(fired)
+
+
+@dataclass
+class RulesConfig:
+    """Detector that is the content-blind rules."""
+
+    name: str = "content-blind rules"  # author written into its traces
+
+    def open(self, ledger: Ledger) -> Detector:
+        """Return the detector; it makes no calls and knows which bias is under test."""
+        detector = TemplateTeacher(rule_feedback, self.name)
+        detector.definitions = "known"
+        return detector

@@ -7,7 +7,6 @@ development split, or chosen on the other folds.
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
-from rbd_train.agreement import KINDS, by_document, mean_of
 from rbd_train.contrast import (
     MAIN_ALONE,
     Decision,
@@ -23,6 +22,7 @@ from rbd_train.contrast import (
     single_token,
     without_prior,
 )
+from rbd_train.correlation import KINDS, by_document, mean_of
 from rbd_train.errors import DataError, UsageError
 from rbd_train.records import Graded, ScoreRow, uniform
 from rbd_train.scoring import Range

@@ -4,7 +4,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from eval.contrast_methods import CONTRAST, GREEDY, MAIN, PRIOR, By, Score, Scored, Texts, curve, tables_of
-from rbd_train.agreement import (
+from rbd_train.contrast import STRENGTHS, TEMPERATURES, Setting, covered, decide, single_token
+from rbd_train.correlation import (
     KINDS,
     defined,
     disagreement,
@@ -14,7 +15,6 @@ from rbd_train.agreement import (
     pooled_spearman,
     preferred_number,
 )
-from rbd_train.contrast import STRENGTHS, TEMPERATURES, Setting, covered, decide, single_token
 from rbd_train.engine import Family
 from rbd_train.metrics import Rate
 from rbd_train.records import ScoreRow

@@ -6,19 +6,39 @@ In: `records.jsonl` of a judge (its training questions left out), a detector. Ou
     rbd debias judge=generative engine@judge.engine=http judge.engine.model=gpt-4o max_rounds=3
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-from eval.rivals import Rights, asked_again, flipped, right_before, rivals_table
+from eval.debias_tables import (
+    Cost,
+    Outcome,
+    accuracy_table,
+    changes_table,
+    cost_table,
+    gain,
+    macro_rate,
+    outcome_of,
+    parts_of,
+    rate,
+    rounds_table,
+    sensitive,
+    share,
+    unbiased_table,
+)
+from eval.judge_baselines import BASELINES, panel, rights
+from eval.rivals import Rights, asked_again, flipped, right_before, rights_after, rivals_table
 from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
+from rbd_train.detector import Detector
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
-from rbd_train.metrics import Rate, cluster_bootstrap, macro, mean_rate, paired_test, proportion
-from rbd_train.records import BiasRecord, Example, Judgement, Revision, Round
-from rbd_train.run import Cell, Run, Table
+from rbd_train.metrics import Rate, proportion
+from rbd_train.records import BiasRecord, Example, Judgement, Revision
+from rbd_train.run import Run
 
 
 @dataclass
@@ -32,7 +52,14 @@ class DebiasConfig(BaseConfig):
     max_rounds: int = 2  # how often a decision may be judged again
     position_calls: int = 2  # 2: each order is judged again by itself; 1: both in one call, as published
     limit: int | None = None  # records per bias; null: all
-    rivals: bool = False  # compare with cheap rivals on the same decisions; costs two more calls per flagged one
+    feedback: str = "reasoning"  # what the judge reads of the detector's reply: reasoning, label, or none (ask again)
+    unbiased: bool = True  # run the loop on D too, where nothing is to be repaired, to know its harm
+    rivals: bool = False  # compare with cheap rivals on the same decisions; costs four more calls per flagged one
+    baselines: list[str] = field(default_factory=list)  # abstain, warning, plan, calibrated: on the same items
+    compare: list[str] = field(default_factory=list)  # runs whose judges decided the same pairs: a row each, and a vote
+    prices: dict[str, float] = field(
+        default_factory=dict
+    )  # dollars per million tokens: judge_in, judge_out, detector_in, detector_out
 
 
 @stage("debias", DebiasConfig)
@@ -44,56 +71,108 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     records, left_out = usable(judged, {e.group for e in run.read(trained, Example)}, cfg.limit)
     judge = cfg.judge.open(run.ledger)
     check_judge(records, judge)
+    others = {name: other_judge(run, name, records) for name in cfg.compare}
     detector = cfg.detector.open(run.ledger)
     try:
-        revisions = debias([decision_of(r) for r in records], judge, detector, cfg.max_rounds, cfg.position_calls)
-        rivals = compare(records, revisions, [r for r in judged if r.split == "train"], judge) if cfg.rivals else {}
+        started = time.perf_counter()
+        revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds,
+                         position_calls=cfg.position_calls, feedback=cfg.feedback)  # fmt: skip
+        revisions = revise([decision_of(r) for r in records])
+        cost = cost_of(judge, detector, time.perf_counter() - started, revisions, cfg.prices)
+        cued = [r for r in records if r.bias != "position"] if cfg.unbiased else []
+        unbiased = revise([decision_on_d(r) for r in cued])
+        train = [r for r in judged if r.split == "train"]
+        rivals = compare(records, revisions, train, judge) if cfg.rivals else {}
+        rivals |= baselines(cfg.baselines, records, revisions, judge, others)
     finally:
         detector.close()
         judge.engine.backend.close()
     run.write("revisions.jsonl", revisions)
     run.facts |= {"detector calls": detector.calls(), "judge calls": judge.engine.calls, "judge": judge.name}
     outcomes = [outcome_of(record, revision) for record, revision in zip(records, revisions, strict=True)]
-    run.table(accuracy_table(outcomes, left_out, judge))
-    run.table(changes_table(outcomes))
-    run.table(rounds_table(outcomes))
+    for table in (accuracy_table(outcomes, left_out, judge), changes_table(outcomes), rounds_table(outcomes)):
+        run.table(table)
+    run.table(cost_table(outcomes, cost))
+    if cued:
+        run.write("unbiased.jsonl", unbiased)
+        run.table(unbiased_table(cued, unbiased))
     if rivals:
-        run.table(rivals_table(right_before(records), rivals))
+        run.table(rivals_table(records, rivals))
         for name, right in rivals.items():
             run.figure(f"debias.method.{name}", proportion(sum(bool(r) for r in right), len(right)))
-    return summarise(run, outcomes)
+    return summarise(run, outcomes, cued, unbiased)
 
 
 def compare(
     records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[BiasRecord], judge: Judge
 ) -> dict[str, Rights]:
     """Put the loop beside its cheap rivals, and beside leaving the decisions alone."""
-    last = [turn_of(record, revision.rounds[-1]).right for record, revision in zip(records, revisions, strict=True)]
     return {
-        "the loop": last,
+        "the loop": rights_after(records, revisions),
         "decisions as they were": right_before(records),
         "flip where the rule fires": flipped(records, train),
-        "ask again without feedback": asked_again(records, revisions, judge, None),
+        "ask again without feedback": asked_again(records, revisions, judge, "none"),
         "ask again with another case's reasoning": asked_again(records, revisions, judge, "other"),
+        "ask again with the label only": asked_again(records, revisions, judge, "label"),
+        "ask again with the rule's words": asked_again(records, revisions, judge, "rule"),
     }
 
 
-class Turn(NamedTuple):
-    """How a decision stood after a round: right on D_bias, and right on both; None if unreadable."""
+def baselines(
+    names: Sequence[str], records: Sequence[BiasRecord], revisions: Sequence[Revision], judge: Judge,
+    others: Mapping[str, list[Judgement]],
+) -> dict[str, Rights]:  # fmt: skip
+    """Decide the same items by the baselines named, by other judges, and by the vote of all of them.
 
-    right: bool | None
-    both: bool | None
+    Raises:
+        UsageError: there is no such baseline.
+    """
+    for name in names:
+        if name not in BASELINES:
+            raise UsageError(f"baselines: there is no {name!r}; choose from {', '.join(BASELINES)}")
+    found = {"the loop": rights_after(records, revisions)} if names or others else {}
+    found |= {name.replace("_", " "): BASELINES[name](records, judge) for name in names}
+    for name, judged in others.items():
+        found[f"judge {judged[0].judge} ({name})"] = rights(records, judged)
+    if len(others) > 1:
+        found[f"panel vote of {1 + len(others)} judges"] = panel(records, list(others.values()))
+    return found
 
 
-class Outcome(NamedTuple):
-    """One record's way through the loop, as right and wrong; `turns[0]` is before."""
+def other_judge(run: Run, name: str, records: Sequence[BiasRecord]) -> list[Judgement]:
+    """Read what another run's judge decided on the same items of D_bias, in the same order.
 
-    bias: str
-    group: str
-    turns: list[Turn]
-    flagged: bool
-    stop: str
-    calls: int
+    Raises:
+        DataError: it has not decided one of them.
+    """
+    path = run.output_of("judgements", "records.jsonl", name)
+    theirs = {record.id: record for record in run.read(path, BiasRecord)}
+    for record in records:
+        known = theirs.get(record.id)
+        if known is None or known.biased is None or known.pair != record.pair:
+            raise DataError(f"{path}: no decision on record {record.id}, or on another text; judge the same pairs")
+    return [judged for record in records if (judged := theirs[record.id].biased) is not None]
+
+
+def cost_of(
+    judge: Judge, detector: Detector, seconds: float, revisions: Sequence[Revision], prices: Mapping[str, float]
+) -> Cost:
+    """Sum up what the loop took; tokens, seconds and money are unknown where a reply was in the ledger already.
+
+    Raises:
+        UsageError: a price that isn't one of the four.
+    """
+    kinds = ("judge_in", "judge_out", "detector_in", "detector_out")
+    if set(prices) - set(kinds):
+        raise UsageError(f"prices holds {sorted(set(prices) - set(kinds))}; known: {', '.join(kinds)}")
+    counts = [judge.engine.calls, detector.calls()]
+    calls = sum(revision.calls for revision in revisions)
+    if any(count.get("from_ledger") for count in counts):
+        return Cost(calls, None, None, None, None)
+    tokens = [count.get(f"{kind}_tokens", 0) for count in counts for kind in ("prompt", "completion")]
+    dollars = sum(n * prices.get(kind, 0.0) for n, kind in zip(tokens, kinds, strict=True)) / 1e6
+    priced = any(prices.values())
+    return Cost(calls, tokens[0] + tokens[2], tokens[1] + tokens[3], seconds, dollars if priced else None)
 
 
 def usable(
@@ -135,6 +214,13 @@ def check_judge(records: Sequence[BiasRecord], judge: Judge) -> None:
             )
 
 
+def decision_on_d(record: BiasRecord) -> Decision:
+    """Turn a record's decision on D into what the loop revises."""
+    assert record.pair is not None and record.plain is not None
+    shown = Shown(record.pair.plain, record.plain.order)
+    return Decision(f"{record.id}-D", record.bias, (shown,), (record.plain,))
+
+
 def decision_of(record: BiasRecord) -> Decision:
     """Turn a record into what the loop revises: for position both orders, else the view of D_bias."""
     assert record.pair is not None and record.plain is not None and record.biased is not None
@@ -145,119 +231,29 @@ def decision_of(record: BiasRecord) -> Decision:
     return Decision(record.id, record.bias, (biased[0],), (biased[1],))
 
 
-def outcome_of(record: BiasRecord, revision: Revision) -> Outcome:
-    """Say right or wrong after every round (papers.md 1.2: consistency is right on both)."""
-    turns = [turn_of(record, entry) for entry in revision.rounds]
-    first = revision.rounds[0].trace
-    return Outcome(record.bias, record.group, turns, bool(first and first.verdict), revision.stop, revision.calls)
-
-
-def turn_of(record: BiasRecord, entry: Round) -> Turn:
-    """Judge a round's standing decisions."""
-    assert record.pair is not None and record.plain is not None
-    biased = entry.judgements[-1].right(record.pair.biased.gold)
-    plain_judgement: Judgement = entry.judgements[0] if record.bias == "position" else record.plain
-    plain = plain_judgement.right(record.pair.plain.gold)
-    return Turn(biased, None if None in (biased, plain) else bool(biased and plain))
-
-
-def accuracy_table(outcomes: Sequence[Outcome], left_out: dict[str, int], judge: Judge) -> Table:
-    """Show accuracy on D_bias and consistency, before and after, with a paired test."""
-    rows: list[tuple[Cell, ...]] = []
-    for bias in [*sorted({o.bias for o in outcomes}), "all"]:
-        part = [o for o in outcomes if bias in ("all", o.bias)]
-        test = paired_test([bool(o.turns[-1].right) for o in part], [bool(o.turns[0].right) for o in part])
-        readable = [o for o in part if o.turns[-1].right is not None]
-        rows.append(
-            (bias, len(part), rate(part, 0, "right"), rate(part, -1, "right"), gain(part), test.p,
-             rate(part, 0, "both"), rate(part, -1, "both"), len(readable) / len(part),
-             sum(bool(o.turns[-1].right) for o in readable) / len(readable) if readable else None)
-        )  # fmt: skip
-    leaning = getattr(judge, "leaning", {})
-    planted = f"planted leaning (nats) {dict(leaning)}" if leaning else "as it is"
-    return Table(
-        name="debias", title="The judge on D_bias, before and after", rows=tuple(rows),
-        columns=("bias", "records", "accuracy before", "accuracy after", "gain", "p", "consistency before",
-                 "consistency after", "coverage", "after, readable"),
-        note=f"Judge {judge.name}: {planted}. Consistency: right on D and on D_bias. Unreadable counts as wrong. "
-        f"p: exact McNemar, after against before. Left out: {left_out}.",
-    )  # fmt: skip
-
-
-def changes_table(outcomes: Sequence[Outcome]) -> Table:
-    """Count what the loop did: flagged, repaired, broken, and how it ended."""
-    rows: list[tuple[Cell, ...]] = []
-    stops = ("no_bias", "max_rounds", "unreadable")
-    for bias in [*sorted({o.bias for o in outcomes}), "all"]:
-        part = [o for o in outcomes if bias in ("all", o.bias)]
-        wrong, right = [o for o in part if not o.turns[0].right], [o for o in part if o.turns[0].right]
-        repaired, broken = sum(bool(o.turns[-1].right) for o in wrong), sum(not o.turns[-1].right for o in right)
-        rows.append(
-            (bias, len(part), sum(o.flagged for o in part), f"{repaired} of {len(wrong)}", f"{broken} of {len(right)}",
-             proportion(broken, len(right)), *(sum(o.stop == stop for o in part) for stop in stops),
-             sum(o.calls for o in part))
-        )  # fmt: skip
-    return Table(
-        name="debias_changes", title="What the loop changed", rows=tuple(rows),
-        columns=("bias", "records", "flagged", "repaired", "broken", "share broken", "ended: no bias seen",
-                 "ended: rounds used up", "ended: unreadable", "calls"),
-        note="Repaired: right after, of those wrong before. Broken: wrong after, of those right before. "
-        "Calls: the detector's and the judge's, after the first judgement.",
-    )  # fmt: skip
-
-
-def rounds_table(outcomes: Sequence[Outcome]) -> Table:
-    """Show accuracy on D_bias after each round."""
-    last = max(len(o.turns) for o in outcomes)
-    rows: list[tuple[Cell, ...]] = []
-    for bias in [*sorted({o.bias for o in outcomes}), "all"]:
-        part = [o for o in outcomes if bias in ("all", o.bias)]
-        rows.append((bias, *(rate(part, min(k, last), "right") for k in range(last))))
-    columns = ("bias", *(f"after round {k}" if k else "before" for k in range(last)))
-    return Table(name="debias_rounds", title="Accuracy on D_bias by round", columns=columns, rows=tuple(rows))
-
-
-def rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
-    """Return a rate after a turn (the last one reached, where a decision ended before), clustered by question."""
-    values = [o.turns[turn] if turn < len(o.turns) else o.turns[-1] for o in outcomes]
-    return mean_rate([float(bool(getattr(value, what))) for value in values], [o.group for o in outcomes])
-
-
-def macro_rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
-    """Return the mean over biases of a rate after a turn, with a cluster-bootstrap interval."""
-    biases = sorted({o.bias for o in outcomes})
-
-    def statistic(part: Sequence[Outcome]) -> float | None:
-        means: dict[str, float | None] = {}
-        for bias in biases:
-            own = [float(bool(getattr(o.turns[min(turn, len(o.turns) - 1)], what))) for o in part if o.bias == bias]
-            means[bias] = sum(own) / len(own) if own else None
-        return macro(means)
-
-    low, high = cluster_bootstrap(outcomes, [o.group for o in outcomes], statistic)
-    return Rate(value=statistic(outcomes), n=len(outcomes), low=low, high=high)
-
-
-def gain(outcomes: Sequence[Outcome]) -> Rate:
-    """Return the change in accuracy, paired, clustered by question."""
-    changes = [float(bool(o.turns[-1].right)) - float(bool(o.turns[0].right)) for o in outcomes]
-    return mean_rate(changes, [o.group for o in outcomes])
-
-
-def summarise(run: Run, outcomes: Sequence[Outcome]) -> float | None:
+def summarise(
+    run: Run, outcomes: Sequence[Outcome], cued: Sequence[BiasRecord], unbiased: Sequence[Revision]
+) -> float | None:
     """Keep the headline figures: macro over biases, and pooled counts."""
-    by_bias = {bias: [o for o in outcomes if o.bias == bias] for bias in sorted({o.bias for o in outcomes})}
+    parts = parts_of(outcomes)
     for name, turn in (("before", 0), ("after", -1)):
-        for what, title in (("right", "accuracy"), ("both", "consistency")):
-            per_bias = {bias: rate(part, turn, what) for bias, part in by_bias.items()}
-            pooled = rate(outcomes, turn, what)
+        for what, title in (("right", "accuracy"), ("both", "consistency"), ("same", "sameness")):
             run.figure(f"debias.{title}_{name}", macro_rate(outcomes, turn, what))
-            run.figure(f"debias.{title}_{name}_pooled", pooled)
-            for bias, found in per_bias.items():
-                run.figure(f"debias.{title}_{name}.{bias}", found)
+            for bias, part in parts.items():
+                key = f"debias.{title}_{name}" + ("_pooled" if bias == "all" else f".{bias}")
+                run.figure(key, rate(part, turn, what))
+        run.figure(f"debias.sensitive_{name}", sensitive(outcomes, turn))
+    last = max(len(o.turns) for o in outcomes)
+    for k in range(last):
+        run.figure(f"debias.round.{k}", rate(outcomes, k, "right"))
     wrong, right = [o for o in outcomes if not o.turns[0].right], [o for o in outcomes if o.turns[0].right]
-    run.figure("debias.repaired", proportion(sum(bool(o.turns[-1].right) for o in wrong), len(wrong)))
-    run.figure("debias.broken", proportion(sum(not o.turns[-1].right for o in right), len(right)))
+    run.figure("debias.repaired", share([bool(o.turns[-1].right) for o in wrong], wrong))
+    run.figure("debias.broken", share([not o.turns[-1].right for o in right], right))
     run.figure("debias.gain", gain(outcomes))
     run.figure("debias.calls", Rate(value=float(sum(o.calls for o in outcomes)), n=len(outcomes)))
+    if cued:
+        table = unbiased_table(cued, unbiased)
+        (harm,) = (row[table.columns.index("share broken")] for row in table.rows if row[0] == "all")
+        if isinstance(harm, Rate):
+            run.figure("debias.harm", harm)
     return run.summary["debias.accuracy_after"].value

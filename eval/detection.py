@@ -1,27 +1,29 @@
 """Measure a detector on held-out cases, beside the teacher, the content-blind rules and the majority class.
 
-In: `test.jsonl` (Example). Out: `verdicts.jsonl` (Trace), tables.
+In: `test.jsonl` (Example); further test sets are other runs' judged decisions (diagnostic, cross-domain, combined
+biases); other detectors are other runs' verdicts on the same cases. Out: `verdicts.jsonl` (Trace), one more file per
+further set, tables.
 
     rbd detection
-    rbd detection from=real detector.engine.model=runs/real/sft/model
+    rbd detection name=big detector.engine.model=runs/big/sft/model 'also=[diagnostic]' 'compare=[small,label_only]'
 """
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from eval.baselines import RULES, majority_class
+from eval.detection_tables import counts_table, methods_table, names_table, paired_table, reject_table
+from eval.grading import curve_table, graded_table, reliability_table
+from eval.reliance import reliance_table
+from eval.verdicts import biases_of, p_yes, scored, verdicts, voted
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
-from rbd_train.detector import standing
+from rbd_train.detector import Detector
 from rbd_train.errors import DataError
-from rbd_train.metrics import Scored, ceiling, confusion, f1_rate, macro_f1, paired_test, proportion
-from rbd_train.records import Example, Trace
-from rbd_train.run import Cell, Run, Table
-
-Verdicts = Mapping[str, Mapping[str, bool | None]]  # method -> case id -> verdict
+from rbd_train.metrics import f1_rate, macro_f1, proportion
+from rbd_train.records import BiasRecord, Case, Example, Trace
+from rbd_train.run import Run, Table, read_manifest
 
 
 @dataclass
@@ -30,167 +32,155 @@ class DetectionConfig(BaseConfig):
 
     detector: Any = None  # what is measured
     examples: str | None = None  # path of the held-out examples; default: the output of stage curate
+    also: list[str] = field(default_factory=list)  # runs whose judged decisions are further test sets
+    compare: list[str] = field(default_factory=list)  # runs whose detection of the same cases gives further rows
+    without_name: bool = False  # detect again with the judge not named: is its capability really used?
+
+
+class CaseSet(NamedTuple):
+    """Cases to detect; the name is empty for the standard set, else that of the run that judged them."""
+
+    name: str
+    examples: list[Example]
+    left_out: dict[str, int]
+
+    @property
+    def suffix(self) -> str:
+        """Tell its files, tables and figures from those of the other sets."""
+        return f"-{self.name}" if self.name else ""
 
 
 @stage("detection", DetectionConfig)
 def main(cfg: DetectionConfig, run: Run) -> float | None:
     """Detect, compare, write."""
     path = Path(cfg.examples) if cfg.examples else run.output_of("curate", "test.jsonl")
-    examples = run.read(path, Example)
+    trained = trained_groups(run)
+    sets = [CaseSet("", run.read(path, Example), {}), *(judged_set(run, name, trained) for name in cfg.also)]
+    for part in sets:
+        if not part.examples:
+            raise DataError(f"detection: no held-out example in {part.name or path}; left out: {part.left_out}")
+    others = {part.name: other_detectors(run, cfg.compare, part) for part in sets}
     detector = cfg.detector.open(run.ledger)
     try:
-        cases = [
-            e.case if detector.definitions == "all"
-            else e.case.model_copy(update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions)})
-            for e in examples
-        ]  # fmt: skip
-        traces = detector.detect(cases)
+        found = [detector.detect(shown_cases(part.examples, detector)) for part in sets]
+        unnamed = detector.detect(without_name(shown_cases(sets[0].examples, detector))) if cfg.without_name else []
     finally:
         detector.close()
-    run.write("verdicts.jsonl", traces)
     run.facts |= {"calls": detector.calls(), "detector": detector.name}
-    said = verdicts(examples, traces, detector.name)
-    rival = best_rule(examples)
-    run.table(counts_table(examples))
-    run.table(methods_table(examples, said, rival, detector.name))
-    run.table(paired_table(examples, said, rival, detector.name))
-    run.table(reject_table(traces))
-    rows = scored(examples, said[detector.name])
-    f1 = macro_f1(rows)
-    run.figure("detection.f1", f1)
-    run.figure("detection.best_rule_f1", macro_f1(scored(examples, said["best rule"])))
-    right = sum(row.verdict == row.label for row in rows)
-    run.figure("detection.accuracy", proportion(right, len(rows)))
-    run.figure("detection.coverage", proportion(sum(row.verdict is not None for row in rows), len(rows)))
-    for bias in biases_of(examples):
-        run.figure(f"detection.f1.{bias}", f1_rate([row for row in rows if row.bias == bias]))
-        run.figure(
-            f"detection.rule_f1.{bias}", f1_rate([r for r in scored(examples, said["best rule"]) if r.bias == bias])
-        )
-    return f1.value
+    for part, traces in zip(sets, found, strict=True):
+        run.write(f"verdicts{part.suffix}.jsonl", traces)
+        for table in tables_of(part, traces, detector.name, others[part.name]):
+            run.table(table)
+        keep_figures(run, part, voted(traces))
+    if unnamed:
+        run.table(names_table(sets[0].examples, voted(found[0]), voted(unnamed)))
+    return run.summary["detection.f1"].value
 
 
-def biases_of(examples: Sequence[Example]) -> list[str]:
-    """List the biases that occur."""
-    return sorted({example.bias for example in examples})
+def trained_groups(run: Run) -> set[str]:
+    """Return the questions that the detector was trained on, where this run knows them."""
+    manifest = read_manifest(run.root / run.source / "curate")
+    if manifest is None or manifest["status"] != "complete" or not manifest["outputs"]["train.jsonl"]["rows"]:
+        return set()
+    return {e.group for e in run.read(run.output_of("curate", "train.jsonl"), Example)}
 
 
-def verdicts(examples: Sequence[Example], traces: Sequence[Trace], detector: str) -> dict[str, dict[str, bool | None]]:
-    """Collect what every method says of every case; a missing key means that the method doesn't speak of it."""
-    samples: dict[str, list[Trace]] = {}
-    for trace in traces:
-        samples.setdefault(trace.case_id, []).append(trace)
-    said: dict[str, dict[str, bool | None]] = {detector: {i: standing(own).verdict for i, own in samples.items()}}
-    for example in examples:
-        if example.trace is not None:
-            said.setdefault(f"teacher: {example.trace.author}", {})[example.case.id] = example.trace.verdict
-    for bias, rule in RULES.items():
-        name = f"rule: {rule.__name__.replace('_', ' ')}"
-        said[name] = {e.case.id: rule(e.case) for e in examples if e.bias == bias}
-    said["majority class"] = {e.case.id: majority_class(examples, e.bias) for e in examples}
-    rival = best_rule(examples)
-    said["best rule"] = {
-        e.case.id: RULES[e.bias](e.case) if rival[e.bias] == "rule" else said["majority class"][e.case.id]
+def judged_set(run: Run, name: str, trained: set[str]) -> CaseSet:
+    """Make a test set of another run's judged decisions, with its teacher's traces where there are any."""
+    records = run.read(run.output_of("judgements", "records.jsonl", name), BiasRecord)
+    cases = {case.id: case for case in run.read(run.output_of("judgements", "cases.jsonl", name), Case)}
+    manifest = read_manifest(run.root / name / "traces")
+    taught: dict[str, Trace] = {}
+    if manifest is not None and manifest["status"] == "complete":
+        for trace in run.read(run.output_of("traces", "traces.jsonl", name), Trace):
+            taught.setdefault(trace.case_id, trace)
+    reasons = ("decision unreadable", "question is in the training split")
+    part = CaseSet(name, [], dict.fromkeys(reasons, 0))
+    for record in records:
+        if record.label is None:
+            part.left_out[reasons[0]] += 1
+        elif record.group in trained or record.split == "train":
+            part.left_out[reasons[1]] += 1
+        else:
+            part.examples.append(
+                Example(
+                    case=cases[record.id], bias=record.bias, group=record.group, label=record.label,
+                    quadrant=record.quadrant(), trace=taught.get(record.id),
+                )
+            )  # fmt: skip
+    return part
+
+
+def other_detectors(run: Run, names: Sequence[str], part: CaseSet) -> dict[str, list[Trace]]:
+    """Read what other runs' detectors said of the same cases, by `run: author`.
+
+    Raises:
+        DataError: a run has not detected this set, or none of its cases is among these.
+    """
+    asked = {example.case.id for example in part.examples}
+    found: dict[str, list[Trace]] = {}
+    for name in names:
+        path = run.output_of("detection", f"verdicts{part.suffix}.jsonl", name)
+        if not path.is_file() and part.name:
+            raise DataError(f"{path}: run {name} has not detected {part.name}; run it with 'also=[{part.name}]'")
+        traces = [trace for trace in run.read(path, Trace) if trace.case_id in asked]
+        if not traces:
+            raise DataError(f"{path}: none of its cases is among the {len(asked)} of this run; compare the same items")
+        found[f"{name}: {traces[0].author}"] = traces
+    return found
+
+
+def shown_cases(examples: Sequence[Example], detector: Detector) -> list[Case]:
+    """Give every case the definitions that the detector's prompt lists."""
+    return [
+        e.case if detector.definitions == "all"
+        else e.case.model_copy(update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions)})
         for e in examples
-    }  # fmt: skip
-    return {name: verdict for name, verdict in said.items() if verdict}
+    ]  # fmt: skip
 
 
-def best_rule(examples: Sequence[Example]) -> dict[str, str]:
-    """Choose, per bias, between its rule and the majority class: on these rows, which favours the rival."""
-    chosen = {}
-    for bias in biases_of(examples):
-        part = [example for example in examples if example.bias == bias]
-        by_rule = sum(RULES[bias](example.case) == example.label for example in part) if bias in RULES else 0
-        by_class = sum(majority_class(examples, bias) == example.label for example in part)
-        chosen[bias] = "rule" if by_rule >= by_class and bias in RULES else "majority class"
-    return chosen
+def without_name(cases: Sequence[Case]) -> list[Case]:
+    """Leave the judge unnamed."""
+    return [case.model_copy(update={"judge": "a judge"}) for case in cases]
 
 
-def scored(examples: Sequence[Example], said: Mapping[str, bool | None]) -> list[Scored]:
-    """Join labels and verdicts."""
-    return [Scored(e.bias, e.group, e.label, said[e.case.id]) for e in examples if e.case.id in said]
+def tables_of(
+    part: CaseSet, traces: Sequence[Trace], detector: str, others: Mapping[str, Sequence[Trace]]
+) -> list[Table]:
+    """Make every table of one test set; a further set says so in title and name."""
+    said = verdicts(part.examples, traces, detector, others)
+    graded = {name: p_yes(rows) for name, rows in {detector: traces, **others}.items()}
+    graded = {name: known for name, known in graded.items() if known}
+    tables = [
+        counts_table(part.examples),
+        methods_table(part.examples, said, detector),
+        paired_table(part.examples, said, detector),
+        reliance_table(part.examples, said),
+        *([graded_table(part.examples, said, graded), reliability_table(part.examples, graded),
+           curve_table(part.examples, graded)] if graded else []),
+        reject_table(traces),
+    ]  # fmt: skip
+    if not part.name:
+        return tables
+    out = f"Test set {part.name}; left out: {part.left_out}."
+    return [
+        table.model_copy(
+            update={"name": f"{table.name}{part.suffix}", "title": f"{table.title} ({part.name})",
+                    "note": f"{out} {table.note}".strip()}
+        )
+        for table in tables
+    ]  # fmt: skip
 
 
-def counts_table(examples: Sequence[Example]) -> Table:
-    """Print, before any figure, what the judge did on D and D_bias and the ceiling that follows (design 8)."""
-    if not examples:
-        raise DataError("detection: no held-out example")
-    rows: list[tuple[Cell, ...]] = []
-    for bias in biases_of(examples):
-        part = [example for example in examples if example.bias == bias]
-        cells = Counter(example.quadrant for example in part)
-        unknown = cells[None] == len(part)
-        wrong = cells["TF"] + cells["FF"]
-        top = ceiling(cells["TF"] / wrong) if wrong else None
-        counts = [None if unknown else cells[name] for name in ("TT", "TF", "FT", "FF")]  # type: ignore[index]
-        rows.append(
-            (bias, len(part), sum(e.label for e in part), *counts,
-             "D is seen" if bias == "position" else None if unknown else top)
-        )  # fmt: skip
-    return Table(
-        name="detection_counts", title="What is to be detected (held-out cases)",
-        columns=("bias", "cases", "Yes", "TT", "TF", "FT", "FF", "F1 ceiling"), rows=tuple(rows),
-        note="T/F: the judge was right or wrong on D, then on D_bias. A detector can't see D, so its F1 can't pass "
-        "2p/(1+p), p = P(right on D | wrong on D_bias). A dash is unknown: imported rows don't say.",
-    )  # fmt: skip
-
-
-def methods_table(examples: Sequence[Example], said: Verdicts, rival: Mapping[str, str], detector: str) -> Table:
-    """Put the detector, the teacher, the rules and the majority class side by side."""
-    biases = biases_of(examples)
-    names = [detector, *(n for n in said if n.startswith("teacher")), "best rule",
-             *(n for n in said if n.startswith("rule")), "majority class"]  # fmt: skip
-    rows: list[tuple[Cell, ...]] = []
-    for name in dict.fromkeys(name for name in names if name in said):
-        part = scored(examples, said[name])
-        counts = confusion(part)
-        whole = {row.bias for row in part} == set(biases)
-        readable = [row for row in part if row.verdict is not None]
-        per_bias: list[Cell] = []
-        for bias in biases:
-            own = [row for row in part if row.bias == bias]
-            per_bias.append(confusion(own).f1 if own else None)
-        rows.append(
-            (name, len(part), macro_f1(part) if whole else None,
-             proportion(counts.tp + counts.tn, len(part)), counts.precision, counts.recall,
-             proportion(sum(r.verdict == r.label for r in readable), len(readable)).value,
-             len(readable) / len(part) if part else None, *per_bias)
-        )  # fmt: skip
-    chosen = ", ".join(f"{bias}: {kind}" for bias, kind in rival.items())
-    return Table(
-        name="detection", title="Detection", rows=tuple(rows),
-        columns=("method", "cases", "macro F1", "accuracy", "precision", "recall", "accuracy, readable", "coverage",
-                 *(f"F1 {bias}" for bias in biases)),
-        note=f"Yes is the positive class; unreadable counts as wrong except in the readable column. Macro: mean over "
-        f"biases. Intervals: 95 %, F1 by resampling questions. Best rule (chosen on these rows): {chosen}.",
-    )  # fmt: skip
-
-
-def paired_table(examples: Sequence[Example], said: Verdicts, rival: Mapping[str, str], detector: str) -> Table:
-    """Test the detector against the best rule on the same cases: exact McNemar, Holm over the rows."""
-    from statsmodels.stats.multitest import multipletests
-
-    tests = []
-    for bias in [*biases_of(examples), "all"]:
-        part = [e for e in examples if (bias in ("all", e.bias)) and e.case.id in said[detector]]
-        ours = [said[detector][e.case.id] == e.label for e in part]
-        theirs = [said["best rule"][e.case.id] == e.label for e in part]
-        tests.append((bias, paired_test(ours, theirs)))
-    adjusted = multipletests([test.p for _, test in tests], method="holm")[1]
-    rows = tuple(
-        (bias, test.n, test.only_first, test.only_second, test.p, float(p))
-        for (bias, test), p in zip(tests, adjusted, strict=True)
-    )
-    return Table(
-        name="detection_paired", title=f"{detector} against the best rule",
-        columns=("bias", "cases", "only the detector right", "only the rule right", "p", "p (Holm)"), rows=rows,
-        note="Exact McNemar test on the same cases, two-sided.",
-    )  # fmt: skip
-
-
-def reject_table(traces: Sequence[Trace]) -> Table:
-    """Count the detector's replies by what they say, and by why they can't be read."""
-    states = Counter("Yes" if t.verdict else "No" if t.verdict is False else f"unreadable: {t.reject}" for t in traces)
-    rows = tuple((state, count) for state, count in sorted(states.items()))
-    return Table(name="detection_replies", title="The detector's replies", columns=("state", "replies"), rows=rows)
+def keep_figures(run: Run, part: CaseSet, said: Mapping[str, bool | None]) -> None:
+    """Keep the headline figures of a set."""
+    name = f"detection{part.suffix}"
+    rows = scored(part.examples, said)
+    rival = scored(part.examples, verdicts(part.examples, [], "")["best rule"])
+    run.figure(f"{name}.f1", macro_f1(rows))
+    run.figure(f"{name}.best_rule_f1", macro_f1(rival))
+    run.figure(f"{name}.accuracy", proportion(sum(row.verdict == row.label for row in rows), len(rows)))
+    run.figure(f"{name}.coverage", proportion(sum(row.verdict is not None for row in rows), len(rows)))
+    for bias in biases_of(part.examples):
+        run.figure(f"{name}.f1.{bias}", f1_rate([row for row in rows if row.bias == bias]))
+        run.figure(f"{name}.rule_f1.{bias}", f1_rate([row for row in rival if row.bias == bias]))

@@ -1,9 +1,10 @@
-"""The report's plots, as SVG and PNG: accuracy before and after, F1 by bias, scores across ranges."""
+"""The report's plots, as SVG and PNG."""
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from eval.layouts import Told, size_of
 from rbd_train.metrics import Rate
 from rbd_train.run import Table
 
@@ -28,73 +29,86 @@ def detection_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
     )
 
 
-def contrast_figures(tables: Sequence[Table]) -> dict[str, dict[str, bytes]]:
-    """Draw the sweep over lambda / t, the correlation by range, and the scores given before and after."""
-    found = {table.name: table for table in tables}
-    draws = {"contrast_curve": _curve, "contrast_ranges": _by_range, "contrast_histogram": _histograms}
-    return {name: draw(found[name]) for name, draw in draws.items() if name in found}
+def draw(ours: Told, runs: Mapping[str, Told]) -> dict[str, dict[str, bytes]]:
+    """Draw every plot that the figures allow, by name."""
+    drawn = {
+        "accuracy": accuracy_figure(ours.summary), "detection": detection_figure(ours.summary),
+        "rounds": rounds_figure(ours.summary), "calibration": calibration_figure(ours.tables),
+        "scaling": scaling_figure(runs), "cost": cost_figure(runs),
+    }  # fmt: skip
+    return {name: figure for name, figure in drawn.items() if figure is not None}
 
 
-def _curve(table: Table) -> dict[str, bytes]:
-    figure, axes = _axes(2)
-    ratios = [row[0] for row in table.rows]
-    for k, (name, colour) in enumerate((("Spearman", BLUE), ("disagreement", ORANGE)), start=1):
-        _errors(axes[k - 1], ratios, [row[k] for row in table.rows], name, colour, "-o")
-        axes[k - 1].set_xlabel("lambda / t")
-        axes[k - 1].set_title(name, loc="left")
-    for k in range(3, len(table.columns)):
-        axes[0].plot(ratios, [_number(row[k]) for row in table.rows], color=GREY, linewidth=0.8, alpha=0.6)
-    return _save(figure)
+def rounds_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
+    """Draw accuracy on D_bias after each round."""
+    points = [(k, rate) for k in range(100) if (rate := summary.get(f"debias.round.{k}"))]
+    return _line(points, "Accuracy on D_bias by round", "round") if len(points) > 1 else None
 
 
-def _by_range(table: Table) -> dict[str, bytes]:
-    last = [row for row in table.rows if row[1] == "all"] or list(table.rows)
-    figure, (axes,) = _axes(1)
-    colours = (GREY, "#0f766e", BLUE, ORANGE)
-    for k, (name, colour) in enumerate(zip(table.columns[2:], colours, strict=True)):
-        _errors(
-            axes, [place + (k - 1.5) * 0.12 for place in range(len(last))], [row[k + 2] for row in last], name, colour
-        )
-    axes.set_xticks(range(len(last)), [str(row[0]) for row in last])
-    axes.set_title("Spearman by range", loc="left")
-    axes.legend(frameon=False, fontsize=8)
-    return _save(figure)
+def scaling_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
+    """Draw macro F1 over the detectors' sizes; None where fewer than two runs name one."""
+    points = []
+    for name, run in runs.items():
+        size = size_of(name, run)
+        if size != "–" and "detection.f1" in run.summary:
+            points.append((float(size[:-1]) * (1000 if size.endswith("B") else 1), run.summary["detection.f1"]))
+    return (
+        _line(sorted(points, key=lambda p: p[0]), "Macro F1 by size", "million parameters") if len(points) > 1 else None
+    )
 
 
-def _histograms(table: Table) -> dict[str, bytes]:
-    spans = list(dict.fromkeys(row[0] for row in table.rows))
-    figure, every = _axes(len(spans))
-    for axes, span in zip(every, spans, strict=True):
-        for k, (name, colour) in enumerate(zip(dict.fromkeys(row[1] for row in table.rows), (GREY, BLUE), strict=True)):
-            part = [row for row in table.rows if row[:2] == (span, name)]
-            places = [(_number(row[2]) or 0) + (k - 0.5) * 0.4 for row in part]
-            axes.bar(places, [_number(row[3]) or 0 for row in part], 0.4, color=colour, label=str(name))
-        axes.set_title(str(span), loc="left")
-        axes.set_ylim(0, 1.05)
-    every[0].legend(frameon=False, fontsize=7)
-    return _save(figure)
+def cost_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
+    """Draw the gain in accuracy against the calls that it took; None with fewer than two runs that have both."""
+    points = [
+        (run.summary["debias.calls"].value or 0.0, run.summary["debias.gain"])
+        for run in runs.values() if {"debias.calls", "debias.gain"} <= set(run.summary)
+    ]  # fmt: skip
+    return _line(sorted(points, key=lambda p: p[0]), "Gain in accuracy by cost", "calls") if len(points) > 1 else None
 
 
-def _axes(count: int) -> "tuple[Figure, list[Any]]":
+def calibration_figure(tables: Mapping[str, Table]) -> dict[str, bytes] | None:
+    """Draw how often Yes was true by P(yes), and what each threshold finds, per detector."""
+    if "detection_reliability" not in tables or "detection_curve" not in tables:
+        return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(7.2, 2.2 * count), 3.2), layout="constrained")
-    axes = list(figure.subplots(1, count, squeeze=False)[0])
-    for each in axes:
-        each.spines[["top", "right"]].set_visible(False)
-    return figure, axes
+    figure = Figure(figsize=(10.5, 3.4), layout="constrained")
+    reliable, roc, recall = figure.subplots(1, 3)
+    for k, name in enumerate(dict.fromkeys(row[0] for row in tables["detection_reliability"].rows)):
+        colour = (BLUE, ORANGE, GREY)[k % 3]
+        bars = [row for row in tables["detection_reliability"].rows if row[0] == name]
+        curve = [row for row in tables["detection_curve"].rows if row[0] == name]
+        reliable.plot([row[1] for row in bars], [getattr(row[3], "value", None) for row in bars], "o-", color=colour,
+                      label=str(name))  # fmt: skip
+        known = [row for row in curve if row[2] is not None and row[3] is not None]
+        roc.plot([0, *(row[3] for row in known)], [0, *(row[2] for row in known)], color=colour)
+        recall.plot([row[2] for row in known], [row[4] for row in known], color=colour)
+    for axes, title, words in zip(
+        (reliable, roc, recall), ("Reliability", "ROC", "Precision and recall"),
+        (("P(yes)", "truly Yes"), ("false alarms", "found"), ("recall", "precision")), strict=True,
+    ):  # fmt: skip
+        axes.set(title=title, xlabel=words[0], ylabel=words[1], xlim=(0, 1.02), ylim=(0, 1.05))
+        axes.spines[["top", "right"]].set_visible(False)
+    reliable.plot([0, 1], [0, 1], ":", color=GREY)
+    reliable.legend(frameon=False, fontsize=8)
+    return save(figure)
 
 
-def _errors(axes: Any, places: Sequence[Any], cells: Sequence[Any], name: str, colour: str, form: str = "o") -> None:
-    known = [(x, c.value, c) for x, c in zip(places, cells, strict=True) if isinstance(c, Rate) and c.value is not None]
-    below = [value - (c.low if c.low is not None else value) for _, value, c in known]
-    above = [(c.high if c.high is not None else value) - value for _, value, c in known]
-    axes.errorbar([x for x, _, _ in known], [value for _, value, _ in known], yerr=[below, above], fmt=form,
-                  color=colour, label=name, capsize=2, elinewidth=0.8, markersize=4)  # fmt: skip
+def _line(points: Sequence[tuple[float, Rate]], title: str, across: str) -> dict[str, bytes]:
+    """Draw rates with their intervals over a quantity; an undefined one is left out."""
+    from matplotlib.figure import Figure
 
-
-def _number(cell: Any) -> float | None:
-    return float(cell) if isinstance(cell, int | float) else None
+    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
+    axes = figure.subplots()
+    for x, rate in points:
+        if rate.value is not None and rate.low is not None and rate.high is not None:
+            axes.plot([x, x], [rate.low, rate.high], color=GREY, linewidth=1)
+    known = [(x, rate.value) for x, rate in points if rate.value is not None]
+    axes.plot([x for x, _ in known], [y for _, y in known], "o-", color=BLUE)
+    axes.set_title(title, loc="left")
+    axes.set_xlabel(across)
+    axes.spines[["top", "right"]].set_visible(False)
+    return save(figure)
 
 
 def _bars(
@@ -130,10 +144,11 @@ def _bars(
     axes.set_title(title, loc="left")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
-    return _save(figure)
+    return save(figure)
 
 
-def _save(figure: "Figure") -> dict[str, bytes]:
+def save(figure: "Figure") -> dict[str, bytes]:
+    """Write a plot as SVG and PNG."""
     import matplotlib
 
     drawn = {}

@@ -1,10 +1,10 @@
-"""Make one offline page of a run: tables, plots and cases, and the same tables as Markdown and CSV.
+"""Make one offline page of a run: tables, plots and cases, and the same tables as Markdown, CSV and LaTeX.
 
 In: the finished stages of this run (and of the run named by from). Out: `index.html`, `summary.json`, `tables/`,
-`figures/`.
+`figures/`, `cases.jsonl` (decisions that the page has no room for).
 
     rbd report
-    rbd report name=real
+    rbd report name=both 'runs=[small,large]' from=small layout=rbd_scaling
 """
 
 import base64
@@ -15,16 +15,18 @@ from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from eval.figures import accuracy_figure, contrast_figures, detection_figure
+from eval.cases import KINDS, browse, three
+from eval.contrast_figures import contrast_figures
+from eval.figures import draw
+from eval.layouts import LAYOUTS, Told
+from eval.side_by_side import tests_table
 from rbd_train.app import STAGES, BaseConfig, stage
-from rbd_train.biases import case_from_views
-from rbd_train.errors import DataError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.metrics import Rate
 from rbd_train.prompts import label
-from rbd_train.records import BiasRecord, Case, Revision
 from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.store import write_json, write_whole
-from rbd_train.tables import as_csv, cell_text, markdown
+from rbd_train.tables import as_csv, cell_text, latex, markdown
 
 # the order in which the page tells the story, whatever the order of the commands was
 SECTIONS = {
@@ -33,6 +35,7 @@ SECTIONS = {
     "debias": "The judge, before and after",
     "contrast": "Scores across ranges",
     "relative": "The smaller relative",
+    "judging": "The judge on a preference set",
     "pairs": "Where the items come from",
     "traces": "The teacher's traces",
     "curate": "What was kept to train on",
@@ -54,35 +57,62 @@ class ReportConfig(BaseConfig):
     """Settings of report."""
 
     title: str | None = None  # of the page; default: the run's name
-    runs: list[str] = field(default_factory=list)  # runs of other seeds, already reported, to show the spread of
+    runs: list[str] = field(default_factory=list)  # runs to put side by side, with tests against the first of them
+    layout: str | None = (
+        None  # also lay the tables out as a paper does: rbd_main, rbd_baselines, rbd_scaling, rbd_joint
+    )
 
 
 @stage("report", ReportConfig)
 def main(cfg: ReportConfig, run: Run) -> float | None:
     """Gather, draw, write."""
+    if cfg.layout is not None and cfg.layout not in LAYOUTS:
+        raise UsageError(f"layout is {cfg.layout!r}; choose one of {', '.join(LAYOUTS)}")
     found = gather(run)
     summary = summary_of(found)
-    spread = spread_table(run, cfg.runs) if cfg.runs else None
-    tables = [*([spread] if spread else []), *(Table.model_validate(t) for p in found.values() for t in p["tables"])]
-    for table in tables:
-        write_whole(run.folder / "tables" / f"{table.name}.md", markdown(table))
-        write_whole(run.folder / "tables" / f"{table.name}.csv", as_csv(table))
+    tables = [Table.model_validate(table) for part in found.values() for table in part["tables"]]
+    ours = told_of(summary, tables, found)
+    runs = {name: told_run(run, name) for name in cfg.runs}
+    top = [spread_table(runs), tests_table(run, cfg.runs)] if len(runs) > 1 else []
+    top += LAYOUTS[cfg.layout](runs or {run.name: ours}) if cfg.layout else []
+    for table in [*top, *tables]:
+        for suffix, dress in (("md", markdown), ("csv", as_csv), ("tex", latex)):
+            write_whole(run.folder / "tables" / f"{table.name}.{suffix}", dress(table))
     write_json(
         run.folder / "summary.json", {name: rate.model_dump(exclude_none=False) for name, rate in summary.items()}
     )
     figures = {}
-    every = {"accuracy": accuracy_figure(summary), "detection": detection_figure(summary), **contrast_figures(tables)}
-    for name, drawn in every.items():
-        if drawn is not None:
-            for suffix, data in drawn.items():
-                write_whole(run.folder / "figures" / f"{name}.{suffix}", data)
-            figures[name] = base64.b64encode(drawn["svg"]).decode()
+    for name, drawn in {**draw(ours, runs), **contrast_figures(tables)}.items():
+        for suffix, data in drawn.items():
+            write_whole(run.folder / "figures" / f"{name}.{suffix}", data)
+        figures[name] = base64.b64encode(drawn["svg"]).decode()
     title = cfg.title or f"rbd_train: {run.name}"
-    write_whole(run.folder / "index.html", page(title, found, summary, figures, told_cases(run), spread))
+    warnings = [*unfinished(run, cfg.runs or [run.name]), *doubts(ours)]
+    write_whole(run.folder / "index.html", page(title, found, summary, figures, cases_of(run), top, warnings))
     for file in ("index.html", "summary.json"):
         run.note_output(file)
     run.say(f"report: {run.folder / 'index.html'}")
     return None
+
+
+def told_of(summary: Mapping[str, Rate], tables: Sequence[Table], found: Mapping[str, Mapping[str, Any]]) -> Told:
+    """Bundle what a layout sees of a run."""
+    return Told(
+        summary, {table.name: table for table in tables}, {name: part["manifest"] for name, part in found.items()}
+    )
+
+
+def told_run(run: Run, name: str) -> Told:
+    """Read another run's finished stages.
+
+    Raises:
+        DataError: it has none.
+    """
+    other = Run(run.root, name, "report", name, run.config)
+    found = gather(other)
+    run.inputs |= other.inputs
+    tables = [Table.model_validate(table) for part in found.values() for table in part["tables"]]
+    return told_of(summary_of(found), tables, found)
 
 
 def gather(run: Run) -> dict[str, dict[str, Any]]:
@@ -122,80 +152,78 @@ def summary_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Rate]:
     return summary | {"seconds": Rate(value=seconds, n=len(found)), "calls": Rate(value=float(calls), n=len(found))}
 
 
-def spread_table(run: Run, names: Sequence[str]) -> Table:
-    """Show the headline figures run by run, with their mean and standard deviation over runs.
-
-    Raises:
-        DataError: a run has no finished report.
-    """
-    summaries = []
-    for name in names:
-        path = run.output_of("report", "summary.json", name)
-        run.note_input(path)
-        summaries.append({k: Rate.model_validate(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()})
+def spread_table(runs: Mapping[str, Told]) -> Table:
+    """Show the headline figures' mean and standard deviation over runs."""
     rows: list[tuple[Cell, ...]] = []
     for key, text in HEADLINES.items():
-        rates = [summary.get(key, Rate(value=None, n=0)) for summary in summaries]
+        rates = [told.summary.get(key, Rate(value=None, n=0)) for told in runs.values()]
         values = [rate.value for rate in rates if rate.value is not None]
         rows.append((text, *rates, mean(values) if values else None, stdev(values) if len(values) > 1 else None))
     return Table(
-        name="spread", title="The same job, run by run", columns=("figure", *names, "mean", "standard deviation"),
-        rows=tuple(rows), note=f"Each run has a seed of its own, and so other questions and another detector; "
-        f"{len(names)} runs.",
+        name="spread", title="Spread over the runs", columns=("figure", *runs, "mean", "standard deviation"),
+        rows=tuple(rows), note=f"{len(runs)} runs; a spread over seeds, where a seed is all they differ in.",
     )  # fmt: skip
 
 
-def told_cases(run: Run) -> list[dict[str, Any]]:
-    """Pick three decisions to tell in full: a repaired one, one rightly left alone, a broken one (first by id)."""
-    folders = [run.root / name / "debias" for name in (run.name, run.source)]
-    manifest, folder = next(((found, f) for f in folders if (found := read_manifest(f))), (None, folders[0]))
-    if manifest is None or manifest["status"] != "complete":
-        return []
-    revisions = run.read(folder / "revisions.jsonl", Revision)
-    records_path = next(Path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
-    records = {record.id: record for record in run.read(records_path, BiasRecord)}
-    told: dict[str, dict[str, Any]] = {}
-    for revision in sorted(revisions, key=lambda r: r.id):
-        record = records[revision.id]
-        assert record.pair is not None
-        gold = record.pair.biased.gold
-        before, after = revision.rounds[0].judgements[-1].right(gold), revision.rounds[-1].judgements[-1].right(gold)
-        kind = {(False, True): "Repaired", (True, True): "Rightly left alone", (True, False): "Broken"}.get(
-            (bool(before), bool(after))
-        )
-        trace = revision.rounds[0].trace
-        if (
-            kind is None
-            or kind in told
-            or trace is None
-            or (kind == "Rightly left alone" and trace.verdict is not False)
-        ):
-            continue
-        told[kind] = {
-            "kind": kind, "record": record, "case": shown_case(record, revision), "revision": revision,
-            "gold": record.pair.biased.options[gold] if gold is not None else "unknown",
-            "decisions": [[decision(j) for j in entry.judgements] for entry in revision.rounds],
-        }  # fmt: skip
-    return [told[kind] for kind in ("Repaired", "Rightly left alone", "Broken") if kind in told]
+def cases_of(run: Run) -> list[dict[str, Any]]:
+    """Choose the single cases that the page shows, from this run's debias stage or that of the run named by from."""
+    for name in dict.fromkeys((run.name, run.source)):
+        folder = run.root / name / "debias"
+        manifest = read_manifest(folder)
+        if manifest is not None and manifest["status"] == "complete":
+            records = next(Path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
+            for path in (records, folder / "revisions.jsonl"):
+                run.note_input(path)
+            return browse(records, folder / "revisions.jsonl", run.folder / "cases.jsonl", run.config["seed"])
+    return []
 
 
-def shown_case(record: BiasRecord, revision: Revision) -> Case:
-    """Rebuild what the detector saw in the first round."""
-    assert record.pair is not None
-    judgements = revision.rounds[0].judgements
-    items = [record.pair.plain, record.pair.biased][-len(judgements) :]
-    return case_from_views(record.id, record.bias, list(zip(items, judgements, strict=True)), "all")
+def unfinished(run: Run, names: Sequence[str]) -> list[str]:
+    """Say which stages of the runs failed, stopped half way or are missing."""
+    said = []
+    for name in names:
+        for stage_name in STAGES:
+            manifest = read_manifest(run.root / name / stage_name)
+            if manifest is not None and manifest["status"] != "complete" and stage_name != "report":
+                said.append(
+                    f"{name}: stage {stage_name} is {manifest['status']}: {manifest['reason'] or 'no reason given'}"
+                )
+        absent = [s for s in ("judgements", "detection", "debias") if read_manifest(run.root / name / s) is None]
+        if absent:
+            said.append(f"{name}: no stage {', '.join(absent)}; what they measure is missing here")
+    return said
 
 
-def decision(judgement: Any) -> str:
-    """Name a decision as it was shown."""
-    choice = judgement.outcome.choice
-    return label(judgement.order.index(choice)) if choice is not None else judgement.outcome.kind
+def doubts(told: Told) -> list[str]:
+    """Say what in the figures can't carry weight: nothing readable, a single class, one judge, no rival beaten."""
+    said = []
+    for name, table in told.tables.items():
+        if name.startswith("detection_counts"):
+            for row in table.rows:
+                cases, yes = row[1], row[2]
+                if yes in (0, cases):
+                    said.append(
+                        f"{name}: {row[0]} has only {'Yes' if yes else 'No'} ({cases} cases): F1 and ROC say nothing"
+                    )
+        if name.startswith("detection_paired") and len({row[1] for row in table.rows if row[1] != "all"}) == 1:
+            said.append(f"{name}: one judge; nothing is said about others")
+    for key in (
+        "detection.coverage",
+        *(k for k in told.summary if k.startswith("detection-") and k.endswith(".coverage")),
+    ):
+        if key in told.summary and not told.summary[key].value:
+            said.append(
+                f"{key.removesuffix('.coverage')}: no reply of the detector can be read; every figure of it is of that"
+            )
+    f1, rule = told.summary.get("detection.f1"), told.summary.get("detection.best_rule_f1")
+    if f1 and rule and f1.value is not None and rule.value is not None and f1.value <= rule.value:
+        said.append("the detector does not beat the best content-blind rule")
+    return said
 
 
 def page(
     title: str, found: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Rate], figures: Mapping[str, str],
-    cases: Sequence[Mapping[str, Any]], spread: Table | None = None,
+    cases: list[dict[str, Any]], top: Sequence[Table], warnings: Sequence[str],
 ) -> str:  # fmt: skip
     """Render the page; every text in it is escaped, and it needs no network."""
     import jinja2
@@ -215,6 +243,7 @@ def page(
     template = any("template" in table.note for part in parts for table in part["tables"] if part["stage"] == "traces")
     return environment.get_template("report.html.jinja").render(
         title=title, parts=parts, summary=summary, figures=figures, cases=cases, leaning=leaning, template=template,
-        spread=spread,
+        top=top, warnings=warnings, three=three(cases), kinds=list(KINDS.values()),
+        biases=sorted({case["record"].bias for case in cases}),
         manifests={name: part["manifest"] for name, part in found.items()},
     )  # fmt: skip

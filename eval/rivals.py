@@ -6,11 +6,11 @@ another case's reasoning. The last two ask about the decisions that the detector
 
 from collections.abc import Mapping, Sequence
 
-from eval.baselines import RULES
+from eval.baselines import RULES, rule_feedback
 from rbd_train.biases import case_of
-from rbd_train.debias import Rejudge
+from rbd_train.debias import LABEL, Rejudge
 from rbd_train.judge import Shown
-from rbd_train.metrics import paired_test, proportion
+from rbd_train.metrics import holm, mean_rate, paired_test
 from rbd_train.records import BiasPair, BiasRecord, Judgement, Revision
 from rbd_train.run import Cell, Table
 
@@ -28,14 +28,30 @@ def flipped(records: Sequence[BiasRecord], train: Sequence[BiasRecord]) -> Right
     return _flip(records, flips)
 
 
-def asked_again(
-    records: Sequence[BiasRecord], revisions: Sequence[Revision], judge: Rejudge, feedback: str | None
-) -> Rights:
-    """Ask again about what the detector flagged: `other` with another case's reasoning, None without feedback."""
+def rights_after(records: Sequence[BiasRecord], revisions: Sequence[Revision]) -> Rights:
+    """Say which decisions on D_bias are right after the loop."""
+    return [
+        revision.rounds[-1].judgements[-1].right(_judged(record)[0].biased.gold)
+        for record, revision in zip(records, revisions, strict=True)
+    ]
+
+
+def asked_again(records: Sequence[BiasRecord], revisions: Sequence[Revision], judge: Rejudge, feedback: str) -> Rights:
+    """Ask again, once, about what the detector flagged.
+
+    Args:
+        records: what was decided.
+        revisions: what the loop did.
+        judge: the judge that decided.
+        feedback: `none`, `label` (that it is biased, no more), `rule` (the content-blind rule's words), or `other`
+            (another case's reasoning).
+    """
     flagged = [k for k, revision in enumerate(revisions) if len(revision.rounds) > 1]
-    said: list[str | None] = [None] * len(flagged)
+    said: list[str | None] = [None if feedback == "none" else LABEL] * len(flagged)
     if feedback == "other":
         said = [_another(records, revisions, flagged, k) for k in flagged]
+    if feedback == "rule":
+        said = [rule_feedback(case_of(records[k], "known"))[0] for k in flagged]
     shown = [Shown(pair.biased, biased.order) for pair, biased in (_judged(records[k]) for k in flagged)]
     before = [_judged(records[k])[1] for k in flagged]
     right = right_before(records)
@@ -44,25 +60,33 @@ def asked_again(
     return right
 
 
-def rivals_table(before: Rights, after: Mapping[str, Rights]) -> Table:
+def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights]) -> Table:
     """Compare methods on the same decisions; the first one is tested against each of the others."""
+    before, groups = right_before(records), [record.group for record in records]
     (first, ours), *_ = after.items()
+    tests = {
+        name: paired_test([bool(x) for x in ours], [bool(x) for x in right], groups)
+        for name, right in after.items() if name != first
+    }  # fmt: skip
+    adjusted = dict(zip(tests, holm([test.p for test in tests.values()]), strict=True))
     rows: list[tuple[Cell, ...]] = []
     for name, right in after.items():
         changed = [(bool(b), bool(a)) for b, a in zip(before, right, strict=True)]
-        kept = sum(b for b, _ in changed)
-        test = paired_test([bool(x) for x in ours], [bool(x) for x in right]) if name != first else None
+        answered = [k for k, x in enumerate(right) if x is not None]
+        kept = [k for k, (b, _) in enumerate(changed) if b]
         rows.append(
-            (name, len(right), proportion(sum(bool(a) for _, a in changed), len(right)),
+            (name, len(right), mean_rate([float(a) for _, a in changed], groups), len(answered) / len(right),
+             mean_rate([float(bool(right[k])) for k in answered], [groups[k] for k in answered]),
              changed.count((False, True)), changed.count((True, False)),
-             proportion(changed.count((True, False)), kept), test.p if test else None)
+             mean_rate([float(not changed[k][1]) for k in kept], [groups[k] for k in kept]),
+             tests[name].p if name in tests else None, adjusted.get(name))
         )  # fmt: skip
     return Table(
         name="debias_rivals", title="The loop against cheap rivals", rows=tuple(rows),
-        columns=("method", "records", "accuracy on D_bias", "repaired", "broken", "share broken",
-                 "p, the loop against it"),
-        note="All biases pooled, same decisions; exact McNemar. Whether a bias's choices are flipped was decided on "
-        "training records.",
+        columns=("method", "records", "accuracy on D_bias", "answered", "accuracy, answered", "repaired", "broken",
+                 "share broken", "p, the loop against it", "p (Holm)"),
+        note="All biases pooled, same decisions; exact McNemar by question. Not answered (abstained, unreadable) "
+        "counts as wrong. Whether a bias's choices are flipped was decided on training records.",
     )  # fmt: skip
 
 

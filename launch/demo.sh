@@ -18,5 +18,6 @@ rbd sft $run model.dtype=bfloat16 trainer.learning_rate=5e-4 trainer.epochs=2 tr
 # the detector reads held-out cases, beside rules and ceiling
 rbd detection $run detector.definitions=known detector.max_new_tokens=128
 # where it says Yes, its reasoning goes back to the judge, which decides again
-rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=128 max_rounds=1 rivals=true
+rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=128 max_rounds=1 rivals=true \
+  unbiased=false
 rbd report $run

@@ -1,186 +1,32 @@
-"""How scores agree with people's, and with themselves across ranges. Undefined is None, never 0 and never NaN."""
+"""Agreement between raters beyond chance; None where nothing varies, so that chance explains everything."""
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, NamedTuple
-
-from rbd_train.metrics import LEVEL, RESAMPLES, Rate
-
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-KINDS = ("pearson", "spearman", "kendall")
-Score = float | None
+from collections.abc import Hashable, Sequence
 
 
-class Correlations(NamedTuple):
-    """Pearson, Spearman and Kendall's tau-b; None where a side is constant or fewer than three pairs are left."""
+def kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
+    """Return Cohen's kappa of two raters."""
+    from sklearn.metrics import cohen_kappa_score
 
-    pearson: float | None
-    spearman: float | None
-    kendall: float | None
-
-
-def correlations(scores: Sequence[Score], human: Sequence[Score]) -> Correlations:
-    """Correlate the pairs in which both sides are known (of two pairs a rank correlation is always 1 or -1)."""
-    from scipy.stats import kendalltau, pearsonr, spearmanr
-
-    pairs = [(s, h) for s, h in zip(scores, human, strict=True) if s is not None and h is not None]
-    ours, theirs = [s for s, _ in pairs], [h for _, h in pairs]
-    if len(pairs) < 3 or _constant(ours) or _constant(theirs):
-        return Correlations(None, None, None)
-    return Correlations(*(float(f(ours, theirs).statistic) for f in (pearsonr, spearmanr, kendalltau)))
-
-
-def by_document(
-    scores: Sequence[Score], human: Sequence[Score], groups: Sequence[str]
-) -> dict[str, Correlations]:  # fmt: skip
-    """Correlate within each document."""
-    rows: dict[str, list[int]] = {}
-    for index, group in enumerate(groups):
-        rows.setdefault(group, []).append(index)
-    return {g: correlations([scores[i] for i in part], [human[i] for i in part]) for g, part in rows.items()}
-
-
-def mean_of(values: Sequence[Mapping[str, float | None]]) -> Rate:
-    """Average over documents what is defined, first within each document over tables (ranges, dimensions).
-
-    `n` counts the documents that have a value; the interval resamples documents.
-    """
-    import numpy as np
-
-    means = [float(np.mean(known)) for known in _per_document(values).values() if known]
-    if not means:
-        return Rate(value=None, n=0)
-    if len(means) < 2:
-        return Rate(value=means[0], n=1)
-    drawn = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.quantile(np.asarray(means)[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Rate(value=float(np.mean(means)), n=len(means), low=float(low), high=float(high))
-
-
-def defined(values: Sequence[Mapping[str, float | None]]) -> str:
-    """Say how many of the correlations are defined."""
-    every = [value for table in values for value in table.values()]
-    return f"{sum(value is not None for value in every)} of {len(every)}"
-
-
-class Difference(NamedTuple):
-    """A paired difference of document means, and the Wilcoxon signed-rank p; None where no document differs."""
-
-    rate: Rate
-    p: float | None
-
-
-def paired(first: Sequence[Mapping[str, float | None]], second: Sequence[Mapping[str, float | None]]) -> Difference:
-    """Compare two methods on the correlations that are defined for both, document by document."""
-    from scipy.stats import wilcoxon
-
-    apart = [
-        {g: a[g] - b[g] for g in a if a[g] is not None and b.get(g) is not None}  # type: ignore[operator]
-        for a, b in zip(first, second, strict=True)
-    ]
-    means = [sum(known) / len(known) for known in _per_document(apart).values() if known]
-    differ = [value for value in means if abs(value) > 1e-12]
-    p = float(wilcoxon(differ).pvalue) if differ else None
-    return Difference(mean_of(apart), p)
-
-
-def pooled_spearman(scores: Sequence[Score], human: Sequence[Score], groups: Sequence[str]) -> Rate:
-    """Correlate all rows at once; the interval resamples documents."""
-    import numpy as np
-
-    rows = [(s, h, g) for s, h, g in zip(scores, human, groups, strict=True) if s is not None and h is not None]
-    value = correlations([s for s, _, _ in rows], [h for _, h, _ in rows]).spearman
-    names = sorted({g for _, _, g in rows})
-    if value is None or len(names) < 2:
-        return Rate(value=value, n=len(rows))
-    members = {name: np.asarray([[s, h] for s, h, g in rows if g == name], dtype=float) for name in names}
-    generator = np.random.default_rng(0)
-    drawn = []
-    for _ in range(RESAMPLES // 4):
-        part = np.concatenate([members[names[k]] for k in generator.integers(len(names), size=len(names))])
-        found = _rank_correlation(part)
-        drawn += [found] if found is not None else []
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if drawn else (None, None)
-    return Rate(
-        value=value, n=len(rows), low=None if low is None else float(low), high=None if high is None else float(high)
-    )
-
-
-# stability across ranges -----------------------------------------------------------------------------------------
-
-
-def relative(score: float, low: int, high: int) -> float:
-    """Place a score in its range: 0 is the lowest, 1 the highest."""
-    return (score - low) / (high - low)
-
-
-def disagreement(scores: Mapping[tuple[int, int], Sequence[Score]], groups: Sequence[str]) -> Rate:
-    """Return how far a text's scores in two ranges lie apart, as a share of the range, on average over pairs of ranges.
-
-    0: every range says the same after its shift. The interval resamples documents.
-    """
-    spans = sorted(scores)
-    tables: list[dict[str, float | None]] = []
-    for k, one in enumerate(spans):
-        for other in spans[k + 1 :]:
-            apart: dict[str, list[float]] = {}
-            for group, a, b in zip(groups, scores[one], scores[other], strict=True):
-                if a is not None and b is not None:
-                    apart.setdefault(group, []).append(abs(relative(a, *one) - relative(b, *other)))
-            tables.append({group: sum(values) / len(values) for group, values in apart.items()})
-    return mean_of(tables)
-
-
-def histogram(scores: Sequence[Score], low: int, high: int) -> list[float]:
-    """Return the share of every integer score; expected scores go to the nearest one."""
-    known = Counter(min(max(round(s), low), high) for s in scores if s is not None)
-    total = sum(known.values())
-    return [known[n] / total if total else 0.0 for n in range(low, high + 1)]
-
-
-def preferred_number(scores: Mapping[tuple[int, int], Sequence[Score]]) -> tuple[int, float] | None:
-    """Return the number that is given more often than its places in the ranges explain, and by how much.
-
-    A number's share in the ranges of one width that hold it, less the mean share that its places (lowest, second
-    lowest, ...) have over all of them. 0: scores depend on the place alone. None with fewer than two such ranges.
-    """
-    best: tuple[int, float] | None = None
-    for width in {high - low for low, high in scores}:
-        spans = [span for span in scores if span[1] - span[0] == width]
-        if len(spans) < 2:
-            continue
-        shares = {span: histogram(scores[span], *span) for span in spans}
-        place = [sum(shares[span][k] for span in spans) / len(spans) for k in range(width + 1)]
-        for number in {n for low, high in spans for n in range(low, high + 1)}:
-            own = [shares[s][number - s[0]] - place[number - s[0]] for s in spans if s[0] <= number <= s[1]]
-            excess = sum(own) / len(own)
-            if best is None or excess > best[1]:
-                best = number, excess
-    return best
-
-
-def _per_document(values: Sequence[Mapping[str, float | None]]) -> dict[str, list[float]]:
-    found: dict[str, list[float]] = {}
-    for table in values:
-        for group, value in table.items():
-            found.setdefault(group, [])
-            if value is not None:
-                found[group].append(value)
-    return found
-
-
-def _constant(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= 1e-12
-
-
-def _rank_correlation(pairs: "NDArray[np.float64]") -> float | None:
-    import numpy as np
-    from scipy.stats import rankdata
-
-    ranks = np.stack([rankdata(pairs[:, 0]), rankdata(pairs[:, 1])])
-    if (ranks.std(axis=1) == 0).any():
+    if not first or len({*first, *second}) < 2:
         return None
-    return float(np.corrcoef(ranks)[0, 1])
+    names = {name: k for k, name in enumerate(dict.fromkeys([*first, *second]))}
+    return float(cohen_kappa_score([names[x] for x in first], [names[x] for x in second]))
+
+
+def krippendorff(units: Sequence[Sequence[Hashable | None]]) -> float | None:
+    """Return Krippendorff's alpha for nominal values; None entries are missing (Krippendorff 2011).
+
+    The common Python package is under the GPL, so that its few lines are ours.
+
+    Args:
+        units: per unit, what each rater said.
+    """
+    kept = [known for unit in units if len(known := [value for value in unit if value is not None]) > 1]
+    totals = Counter(value for unit in kept for value in unit)
+    n = sum(totals.values())
+    expected = n * n - sum(count * count for count in totals.values())
+    if not expected:
+        return None
+    apart = sum((len(unit) ** 2 - sum(c * c for c in Counter(unit).values())) / (len(unit) - 1) for unit in kept)
+    return 1 - (n - 1) * apart / expected

@@ -22,7 +22,8 @@ from rbd_train.store import fingerprint, write_whole
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
     "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
-    "debias": "eval.debias", "relative": "rbd_train.relative", "contrast": "eval.contrast", "report": "eval.report",
+    "debias": "eval.debias", "judging": "eval.judging", "relative": "rbd_train.relative",
+    "contrast": "eval.contrast", "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 

@@ -12,6 +12,8 @@ from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge, Judge, Shown
 from rbd_train.records import Case, Item, Judgement, Revision, Round, Trace
 
+LABEL = "Biased: Yes."
+
 
 class Decision(NamedTuple):
     """What a judge decided: one view, or for position the same item in both orders."""
@@ -44,8 +46,9 @@ class Rejudge(Protocol):
 
 
 def debias(
-    decisions: Sequence[Decision], judge: Rejudge, detector: Detector, max_rounds: int = 1, position_calls: int = 2
-) -> list[Revision]:
+    decisions: Sequence[Decision], judge: Rejudge, detector: Detector, max_rounds: int = 1, position_calls: int = 2,
+    feedback: str = "reasoning",
+) -> list[Revision]:  # fmt: skip
     """Let a detector look at decisions, and the judge look again where bias was seen.
 
     Args:
@@ -54,6 +57,7 @@ def debias(
         detector: what reads the decisions; asked again about every revised one while rounds are left.
         max_rounds: how often a decision may be judged again.
         position_calls: 2 judges each order again by itself; 1 asks for both in one call, as published.
+        feedback: what the judge reads of the detector's reply: `reasoning`, `label`, or `none` (it is asked again).
 
     Returns:
         One revision per decision, in order. Where a decision can't be read, there is nothing to detect and it stands.
@@ -63,6 +67,8 @@ def debias(
     """
     if position_calls not in (1, 2):
         raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
+    if feedback not in ("reasoning", "label", "none"):
+        raise UsageError(f"feedback is {feedback!r}; choose reasoning, label or none")
     two_orders = any(len(decision.shown) == 2 for decision in decisions)
     if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
         raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
@@ -83,7 +89,8 @@ def debias(
                 flagged.append(i)
             else:
                 stops[i] = "unreadable" if trace.verdict is None else "no_bias"
-        revised = _again(judge, [decisions[i] for i in flagged], [rounds[i][-1] for i in flagged], position_calls)
+        said = [_feedback(rounds[i][-1].trace, feedback) for i in flagged]
+        revised = _again(judge, [decisions[i] for i in flagged], [rounds[i][-1] for i in flagged], said, position_calls)
         for i, judgements in zip(flagged, revised, strict=True):
             rounds[i].append(Round(judgements=judgements, trace=None))
             calls[i] += 1 if position_calls == 1 else len(judgements)
@@ -109,10 +116,16 @@ def _standing_traces(detector: Detector, cases: Sequence[Case]) -> tuple[list[Tr
     return [standing(traces[start : start + each]) for start in range(0, len(traces), each)], each
 
 
+def _feedback(trace: Trace | None, kind: str) -> str | None:
+    if trace is None or kind == "none":
+        return None
+    return LABEL if kind == "label" else trace.thinking
+
+
 def _again(
-    judge: Rejudge, decisions: Sequence[Decision], last: Sequence[Round], position_calls: int
-) -> list[tuple[Judgement, ...]]:
-    feedback = [entry.trace.thinking if entry.trace else None for entry in last]
+    judge: Rejudge, decisions: Sequence[Decision], last: Sequence[Round], feedback: Sequence[str | None],
+    position_calls: int,
+) -> list[tuple[Judgement, ...]]:  # fmt: skip
     if position_calls == 1 and isinstance(judge, GenerativeJudge):
         both = [k for k, decision in enumerate(decisions) if len(decision.shown) == 2]
         joint = judge.rejudge_jointly(

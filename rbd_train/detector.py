@@ -3,14 +3,16 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rbd_train.biases import Definitions
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine, Message, Sampling
 from rbd_train.errors import UsageError
 from rbd_train.ledger import Ledger
-from rbd_train.prompts.detect import detect_messages, read_trace
-from rbd_train.records import Case, Trace
+from rbd_train.prompts.detect import choose_shots, detect_messages, read_trace, shot_messages
+from rbd_train.records import Case, Example, Trace
+from rbd_train.store import read_rows
 
 
 class Detector(Protocol):
@@ -33,15 +35,17 @@ class EngineDetector:
     """A detector that asks an engine, `samples` times per case."""
 
     def __init__(
-        self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1
-    ) -> None:
-        """Wrap an engine."""
+        self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1,
+        shots: Sequence[Message] = (),
+    ) -> None:  # fmt: skip
+        """Wrap an engine; `shots` are turns that stand before the case."""
+        self.shots = list(shots)
         self.engine, self.name, self.sampling = engine, name, sampling
         self.definitions, self.samples = definitions, samples
 
     def detect(self, cases: Sequence[Case]) -> list[Trace]:
         """Return `samples` traces per case, readable or rejected with a reason."""
-        prompts = [detect_messages(case) for case in cases]
+        prompts = [[system, *self.shots, asked] for system, asked in map(detect_messages, cases)]
         drawn = [
             self.engine.generate(prompts, self.sampling.model_copy(update={"sample": sample}))
             for sample in range(self.samples)
@@ -134,6 +138,9 @@ class DetectorConfig:
     top_p: float = 1.0
     samples: int = 1  # traces per case
     definitions: str = "all"  # all, subset or known: which definitions its prompt lists
+    shots: int = 0  # solved training cases shown before the one that is asked about
+    shots_from: str | None = None  # path of the examples (train.jsonl) that shots are taken from
+    shot_reasoning: bool = True  # show their reasoning too, not the label alone
 
     def open(self, ledger: Ledger) -> Detector:
         """Open the detector's engine."""
@@ -143,7 +150,13 @@ class DetectorConfig:
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, watch=("Yes", "No")
         )
         definitions = cast(Definitions, self.definitions)
-        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples)
+        shots: list[Message] = []
+        if self.shots:
+            if self.shots_from is None:
+                raise UsageError(f"detector.shots is {self.shots}; name the solved cases with detector.shots_from=FILE")
+            chosen = choose_shots(read_rows(Path(self.shots_from), Example), self.shots)
+            shots = shot_messages(chosen, self.shot_reasoning)
+        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples, shots)
 
 
 def _p_yes(watched: dict[str, float] | None) -> float | None:

@@ -60,7 +60,7 @@ class GenerativeJudge:
     def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
         """Decide each view once."""
         prompts = [verdict_messages(item, order, self.allow_tie) for item, order in shown]
-        return self._ask(shown, prompts, sample)
+        return self.ask(shown, prompts, sample)
 
     def rejudge(
         self, shown: Sequence[Shown], before: Sequence[Judgement], feedback: Sequence[str | None]
@@ -70,7 +70,7 @@ class GenerativeJudge:
             again_messages(item, order, decision_text(old), said, self.allow_tie)
             for (item, order), old, said in zip(shown, before, feedback, strict=True)
         ]
-        return self._ask(shown, prompts, 0)
+        return self.ask(shown, prompts, 0)
 
     def rejudge_jointly(
         self,
@@ -93,8 +93,12 @@ class GenerativeJudge:
             )
         return judged
 
-    def _ask(self, shown: Sequence[Shown], prompts: Sequence[Any], sample: int) -> list[Judgement]:
-        replies = self.engine.generate(prompts, self.sampling.model_copy(update={"sample": sample}))
+    def ask(
+        self, shown: Sequence[Shown], prompts: Sequence[Any], sample: int = 0, max_new_tokens: int | None = None
+    ) -> list[Judgement]:
+        """Decide each view by a prompt of its own."""
+        changes = {"sample": sample, "max_new_tokens": max_new_tokens or self.sampling.max_new_tokens}
+        replies = self.engine.generate(prompts, self.sampling.model_copy(update=changes))
         judgements = []
         for view, reply in zip(shown, replies, strict=True):
             if reply.status == "ok":

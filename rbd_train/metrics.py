@@ -3,14 +3,16 @@
 Undefined is None, never 0 and never NaN. A rate counts all rows (unreadable as wrong) unless its name says readable.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rbd_train.intervals import LEVEL, bootstrap_sums, clustered_wilson
+from rbd_train.intervals import cluster_bootstrap as cluster_bootstrap
 from rbd_train.records import Record
 
-T = TypeVar("T")
-LEVEL = 0.95
-RESAMPLES = 2000
+if TYPE_CHECKING:
+    from rbd_train.intervals import Array
 
 
 class Rate(Record):
@@ -87,73 +89,115 @@ def macro(values: Mapping[str, float | None]) -> float | None:
 
 def macro_f1(rows: Sequence[Scored]) -> Rate:
     """Return the mean of the biases' F1 with a cluster-bootstrap interval (resampling groups)."""
+    import numpy as np
 
-    def statistic(parts: Sequence[Scored]) -> float | None:
-        return macro(
-            {bias: confusion([r for r in parts if r.bias == bias]).f1 for bias in sorted({r.bias for r in rows})}
+    biases = sorted({row.bias for row in rows})
+    if not biases:
+        return Rate(value=None, n=0)
+    counts = np.zeros((len(rows), len(biases), 3))  # per row and bias: tp, fp, fn
+    for k, row in enumerate(rows):
+        counts[k, biases.index(row.bias)] = _f1_counts(row)
+    value = macro({bias: confusion([r for r in rows if r.bias == bias]).f1 for bias in biases})
+    low, high = bootstrap_sums(
+        counts.reshape(len(rows), -1), [row.group for row in rows],
+        lambda sums: _f1(sums.reshape(*sums.shape[:-1], len(biases), 3)).mean(axis=-1),
+    )  # fmt: skip
+    if value is not None and low == high:  # no resample differs: what the biases' own intervals leave open
+        parts = [f1_rate([r for r in rows if r.bias == bias]) for bias in biases]
+        low, high = (
+            macro({str(k): r.low for k, r in enumerate(parts)}),
+            macro({str(k): r.high for k, r in enumerate(parts)}),
         )
-
-    low, high = cluster_bootstrap(rows, [row.group for row in rows], statistic)
-    return Rate(value=statistic(rows), n=len(rows), low=low, high=high)
+    return Rate(
+        value=value, n=len(rows), low=low if value is not None else None, high=high if value is not None else None
+    )
 
 
 def f1_rate(rows: Sequence[Scored]) -> Rate:
-    """Return F1 with a cluster-bootstrap interval."""
-    low, high = cluster_bootstrap(rows, [row.group for row in rows], lambda parts: confusion(parts).f1)
-    return Rate(value=confusion(rows).f1, n=len(rows), low=low, high=high)
+    """Return F1 with a cluster-bootstrap interval.
+
+    Where every resample gives the same F1 (all verdicts right, say), the bootstrap knows nothing: then F1 = 2J/(1+J)
+    with J = tp/(tp+fp+fn), a share whose Wilson interval over the groups that have a Yes bounds it.
+    """
+    import numpy as np
+
+    value = confusion(rows).f1
+    if value is None:
+        return Rate(value=None, n=len(rows))
+    low, high = bootstrap_sums(np.array([_f1_counts(row) for row in rows]), [row.group for row in rows], _f1)
+    if low is not None and low == high:
+        share = proportion(*[len({row.group for row in rows if any(_f1_counts(row)[:k])}) for k in (1, 3)])
+        low, high = (2 * j / (1 + j) if j is not None else None for j in (share.low, share.high))
+    return Rate(value=value, n=len(rows), low=low, high=high)
 
 
 def mean_rate(values: Sequence[float], groups: Sequence[str]) -> Rate:
-    """Return a mean with a cluster-bootstrap interval, for rates over rows that share groups."""
-    if not values:
-        return Rate(value=None, n=0)
-    pairs = list(values)
-    low, high = cluster_bootstrap(pairs, groups, lambda parts: sum(parts) / len(parts) if parts else None)
-    return Rate(value=sum(pairs) / len(pairs), n=len(pairs), low=low, high=high)
+    """Return a mean over rows that share groups, with an interval that knows so; one group gives no interval.
 
-
-def cluster_bootstrap(
-    rows: Sequence[T], groups: Sequence[str], statistic: Callable[[Sequence[T]], float | None]
-) -> tuple[float | None, float | None]:
-    """Return the 95 % percentile interval of a statistic over resampled groups; None with fewer than two groups."""
+    Shares (values 0 and 1) take Wilson's interval at the effective sample size, other values the cluster bootstrap.
+    """
     import numpy as np
 
-    members: dict[str, list[T]] = {}
-    for row, group in zip(rows, groups, strict=True):
-        members.setdefault(group, []).append(row)
-    names = sorted(members)
-    if len(names) < 2:
-        return None, None
-    generator = np.random.default_rng(0)
-    values = []
-    for _ in range(RESAMPLES if len(rows) <= 2000 else RESAMPLES // 4):
-        drawn = generator.integers(len(names), size=len(names))
-        value = statistic([row for k in drawn for row in members[names[k]]])
-        if value is not None:
-            values.append(value)
     if not values:
-        return None, None
-    low, high = np.quantile(values, [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return float(low), float(high)
+        return Rate(value=None, n=0)
+    found = np.asarray(values, dtype=float)
+    if not np.isin(found, (0.0, 1.0)).all():
+        rows = np.column_stack([found, np.ones(len(found))])
+        low, high = bootstrap_sums(rows, groups, lambda sums: sums[..., 0] / sums[..., 1])
+    else:
+        low, high = clustered_wilson(found, groups)
+    return Rate(value=float(found.mean()), n=len(values), low=low, high=high)
 
 
 class Paired(NamedTuple):
-    """Two methods on the same rows: how often only one of them was right, and the exact McNemar p."""
+    """Two methods on the same rows: how often only one of them was right, the exact p, and its mid-p variant."""
 
     only_first: int
     only_second: int
     n: int
     p: float
+    mid_p: float
 
 
-def paired_test(first: Sequence[bool], second: Sequence[bool]) -> Paired:
-    """Compare two methods' right/wrong on the same rows by the exact McNemar test."""
-    from statsmodels.stats.contingency_tables import mcnemar
+def paired_test(first: Sequence[bool], second: Sequence[bool], groups: Sequence[str] | None = None) -> Paired:
+    """Compare two methods' right/wrong on the same rows by the exact McNemar test, two-sided.
 
+    With groups, the signs of whole groups are flipped: rows of one question count together, and for groups of one row
+    this is McNemar's test. The mid-p variant counts half of what is as extreme as the found (Fagerland et al. 2013).
+    """
     both = list(zip(first, second, strict=True))
-    only_first, only_second = both.count((True, False)), both.count((False, True))
-    table = [[both.count((True, True)), only_first], [only_second, both.count((False, False))]]
-    return Paired(only_first, only_second, len(both), float(mcnemar(table, exact=True).pvalue))
+    lead: dict[Any, int] = {}
+    for k, ((a, b), group) in enumerate(zip(both, groups or range(len(both)), strict=True)):
+        lead[group if groups else k] = lead.get(group if groups else k, 0) + int(a) - int(b)
+    p, mid_p = _sign_flip([abs(value) for value in lead.values() if value], abs(sum(lead.values())))
+    return Paired(both.count((True, False)), both.count((False, True)), len(both), p, mid_p)
+
+
+def holm(values: Sequence[float | None]) -> list[float | None]:
+    """Correct p-values for their number (Holm); an undefined one stays so and isn't counted."""
+    from statsmodels.stats.multitest import multipletests
+
+    known = [p for p in values if p is not None]
+    corrected = iter(multipletests(known, method="holm")[1] if known else ())
+    return [None if p is None else float(next(corrected)) for p in values]
+
+
+def detectable(n: int, discordant: int, power: float = 0.8) -> float | None:
+    """Return the smallest paired difference that n rows would show with this power at 5 %; None if none can be.
+
+    Connor's formula (1987): n = (z_a sqrt(d) + z_b sqrt(d - x^2))^2 / x^2 with d the share of discordant rows.
+    """
+    from scipy.optimize import brentq
+    from scipy.stats import norm
+
+    if n == 0 or discordant == 0:
+        return None
+    share, z_a, z_b = discordant / n, float(norm.ppf(1 - (1 - LEVEL) / 2)), float(norm.ppf(power))
+
+    def lacking(x: float) -> float:
+        return float(x * n**0.5 - z_a * share**0.5 - z_b * max(0.0, share - x * x) ** 0.5)
+
+    return float(brentq(lacking, 0.0, share)) if lacking(share) > 0 else None
 
 
 def ceiling(right_given_wrong: float | None) -> float | None:
@@ -162,6 +206,33 @@ def ceiling(right_given_wrong: float | None) -> float | None:
     The best it can do is to say Yes for every wrong decision on D_bias; a share 1 - p of those was wrong on D too.
     """
     return None if right_given_wrong is None else 2 * right_given_wrong / (1 + right_given_wrong)
+
+
+def _f1_counts(row: Scored) -> tuple[int, int, int]:
+    """Say what a row adds to tp, fp and fn."""
+    counts = confusion([row])
+    return counts.tp, counts.fp, counts.fn
+
+
+def _f1(sums: "Array") -> "Array":
+    """Return F1 of (..., 3) sums of tp, fp, fn; NaN where there is no Yes."""
+    return 2 * sums[..., 0] / (2 * sums[..., 0] + sums[..., 1] + sums[..., 2])  # type: ignore[no-any-return]
+
+
+def _sign_flip(sizes: Sequence[int], found: int) -> tuple[float, float]:
+    """Return P(|T| >= found) and its mid-p for T the sum of sizes with signs drawn by coin; exact."""
+    import numpy as np
+    from scipy.signal import convolve
+    from scipy.stats import binom
+
+    law = np.ones(1)  # of (T + sum of sizes) / 2
+    for size, count in sorted(Counter(sizes).items()):
+        part = np.zeros(size * count + 1)
+        part[::size] = binom.pmf(np.arange(count + 1), count, 0.5)
+        law = part if len(law) == 1 else np.clip(convolve(law, part), 0.0, 1.0)
+    steps = (sum(sizes) - found) // 2  # T <= -found
+    p = 1.0 if found == 0 else 2 * float(law[: steps + 1].sum())
+    return min(1.0, p), min(1.0, p) - float(law[steps]) * (1.0 if found else 0.5)
 
 
 def _ratio(part: int, whole: int) -> float | None:

@@ -1,4 +1,4 @@
-"""Tables in three dresses: for the terminal, as Markdown and as CSV."""
+"""Tables in four dresses: for the terminal, as Markdown, CSV and LaTeX."""
 
 import csv
 import io
@@ -68,3 +68,21 @@ def as_csv(table: Table) -> str:
                 cells += [cell, None, None, None] if is_wide else [cell]
         writer.writerow(["" if cell is None else cell for cell in cells])
     return buffer.getvalue()
+
+
+def latex(table: Table) -> str:
+    """Write a table as LaTeX (booktabs), every special character escaped."""
+    special = {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}", "–": "--"}
+    special |= {character: f"\\{character}" for character in "&%$#_{}"}
+
+    def line(cells: list[str]) -> str:
+        texts = ["".join(special.get(character, character) for character in cell.replace("\n", " ")) for cell in cells]
+        return " & ".join(texts) + r" \\"
+
+    rows = [line([cell_text(cell) for cell in row]) for row in table.rows]
+    body = [r"\toprule", line(list(table.columns)), r"\midrule", *rows, r"\bottomrule"]
+    caption = line([f"{table.title}. {table.note}".strip()]).removesuffix(r" \\")
+    return "\n".join(
+        [r"% needs \usepackage{booktabs}", r"\begin{table}", rf"\caption{{{caption}}}",
+         rf"\begin{{tabular}}{{{'l' * len(table.columns)}}}", *body, r"\end{tabular}", r"\end{table}", ""]
+    )  # fmt: skip

@@ -13,13 +13,13 @@ from scipy.stats import binomtest
 from statsmodels.stats.proportion import proportion_confint
 
 from eval import debias as stage_debias
-from eval import detection
+from eval import debias_tables, verdicts
+from eval import detection_tables as detection
 from rbd_train.metrics import (
     Confusion,
     Rate,
     Scored,
     ceiling,
-    cluster_bootstrap,
     confusion,
     f1_rate,
     macro,
@@ -139,20 +139,6 @@ def test_bootstrap_is_deterministic_and_resamples_groups() -> None:
     assert mean_rate([1.0, 0.0], ["g", "g"]) == Rate(value=0.5, n=2)  # one group: no interval
 
 
-def test_bootstrap_covers() -> None:
-    """Of 60 samples of 40 draws at 0.3, about 95 % of the intervals hold 0.3."""
-    import numpy as np
-
-    generator = np.random.default_rng(7)
-    held = 0
-    for _ in range(60):
-        values = [float(draw) for draw in generator.random(40) < 0.3]
-        low, high = cluster_bootstrap(values, [str(k) for k in range(40)], lambda part: sum(part) / len(part))
-        assert low is not None and high is not None
-        held += low <= 0.3 <= high
-    assert 52 <= held <= 60
-
-
 @pytest.mark.parametrize(("right_on_d", "wrong_on_d"), [(1, 0), (1, 1), (3, 1), (2, 5), (0, 4)])
 def test_no_blind_detector_beats_the_ceiling(right_on_d: int, wrong_on_d: int) -> None:
     """By enumeration: cases wrong on D_bias look alike, so it says Yes to a share of them, and to some right ones."""
@@ -260,19 +246,18 @@ def test_counts_and_ceiling() -> None:
 
 
 def test_unreadable_verdicts_are_wrong_in_the_detection_table() -> None:
-    said = detection.verdicts(EXAMPLES, TRACES, "mine")
-    rival = detection.best_rule(EXAMPLES)
-    found = by_column(detection.methods_table(EXAMPLES, said, rival, "mine"), "mine")
+    said = verdicts.verdicts(EXAMPLES, TRACES, "mine")
+    found = by_column(detection.methods_table(EXAMPLES, said, "mine"), "mine")
     assert found["cases"] == 7 and found["accuracy"].value == 5 / 7
-    assert found["coverage"] == 5 / 7 and found["accuracy, readable"] == 1.0
+    assert found["coverage"] == 5 / 7 and found["accuracy, readable"].value == 1.0
     assert found["precision"] == 2 / 3 and found["recall"] == 2 / 3  # c1 a miss, c3 a false alarm
-    assert found["F1 verbosity"] == 0.5 and found["F1 bandwagon"] == 1.0
+    assert found["F1 verbosity"].value == 0.5 and found["F1 bandwagon"].value == 1.0
     assert found["macro F1"].value == 0.75
 
 
 def test_rules_teacher_and_majority_stand_beside() -> None:
-    said = detection.verdicts(EXAMPLES, TRACES, "mine")
-    table = detection.methods_table(EXAMPLES, said, detection.best_rule(EXAMPLES), "mine")
+    said = verdicts.verdicts(EXAMPLES, TRACES, "mine")
+    table = detection.methods_table(EXAMPLES, said, "mine")
     assert [row[0] for row in table.rows] == [
         "mine", "teacher: R1", "best rule", "rule: chose the longer", "rule: followed the crowd", "majority class",
     ]  # fmt: skip
@@ -285,27 +270,28 @@ def test_rules_teacher_and_majority_stand_beside() -> None:
 
 def test_the_best_rule_is_chosen_per_bias() -> None:
     """For verbosity the rule (3 of 4) beats the class (2 of 4); for bandwagon No (2 of 3) beats the crowd (0 of 3)."""
-    assert detection.best_rule(EXAMPLES) == {"bandwagon": "majority class", "verbosity": "rule"}
-    best = detection.verdicts(EXAMPLES, TRACES, "mine")["best rule"]
+    assert verdicts.best_rule(EXAMPLES) == {"bandwagon": "majority class", "verbosity": "rule"}
+    best = verdicts.verdicts(EXAMPLES, TRACES, "mine")["best rule"]
     assert best == {"c0": True, "c1": True, "c2": True, "c3": False, "c4": False, "c5": False, "c6": False}
     unknown = [e.model_copy(update={"bias": "discovered"}) for e in EXAMPLES[:2]]
-    assert detection.best_rule(unknown) == {"discovered": "majority class"}
+    assert verdicts.best_rule(unknown) == {"discovered": "majority class"}
 
 
 def test_several_samples_vote() -> None:
     votes = {"c0": (True, True, False), "c1": (None, False, None), "c2": (True, False, None), "c3": (None,) * 3}
     traces = [trace_of(c, verdict, sample=k) for c, said in votes.items() for k, verdict in enumerate(said)]
-    said = detection.verdicts(EXAMPLES[:4], traces, "mine")["mine"]
+    said = verdicts.verdicts(EXAMPLES[:4], traces, "mine")["mine"]
     assert said == {"c0": True, "c1": False, "c2": True, "c3": None}
 
 
 def test_the_paired_table_tests_the_same_cases() -> None:
-    said = detection.verdicts(EXAMPLES, TRACES, "mine")
-    table = detection.paired_table(EXAMPLES, said, detection.best_rule(EXAMPLES), "mine")
+    said = verdicts.verdicts(EXAMPLES, TRACES, "mine")
+    table = detection.paired_table(EXAMPLES, said, "mine")
     assert by_column(table, "all")["only the detector right"] == 2  # c2 and c6
     assert by_column(table, "all")["only the rule right"] == 2  # c1 and c3, which the detector left unreadable
     assert by_column(table, "verbosity")["p"] == pytest.approx(binomtest(1, 3).pvalue)
-    assert all(row[5] >= row[4] for row in table.rows)
+    places = [table.columns.index(name) for name in ("p (Holm)", "p", "mid-p")]
+    assert all(row[places[0]] is None or row[places[0]] >= row[places[1]] >= row[places[2]] for row in table.rows)
 
 
 def test_replies_are_counted_by_reason() -> None:
@@ -349,7 +335,7 @@ WALKS = [
     record_and_revision(3, 0, "no", flagged=False), record_and_revision(4, 0, None),
     record_and_revision(5, 1, 0, plain=1), record_and_revision(6, 1, (0, 0), bias="position"),
 ]  # fmt: skip
-OUTCOMES = [stage_debias.outcome_of(*walk) for walk in WALKS]
+OUTCOMES = [debias_tables.outcome_of(*walk) for walk in WALKS]
 
 
 class Plain:
@@ -358,44 +344,65 @@ class Plain:
 
 def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
     """Accuracy: right on D_bias after. Consistency: right on both (papers.md 1.2). Unreadable is wrong."""
-    table = stage_debias.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
+    table = debias_tables.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
     crowd = by_column(table, "bandwagon")
     assert (crowd["records"], crowd["accuracy before"].value, crowd["accuracy after"].value) == (6, 3 / 6, 3 / 6)
     assert (crowd["consistency before"].value, crowd["consistency after"].value) == (3 / 6, 2 / 6)  # 5 is wrong on D
-    assert crowd["coverage"] == 5 / 6 and crowd["after, readable"] == 3 / 5
+    assert crowd["coverage"] == 5 / 6 and crowd["after, readable"].value == 3 / 5
     assert crowd["gain"].value == 0 and crowd["p"] == 1.0
     place = by_column(table, "position")
     assert (place["consistency before"].value, place["consistency after"].value) == (0.0, 1.0)
     assert "as it is" in table.note
 
 
+@pytest.mark.parametrize("bias", ["bandwagon", "position"])
+def test_without_unreadable_rows_the_published_metrics(bias: str) -> None:
+    """Every combination, against papers.md 1.2 as coded there; an unreadable row is dropped there and wrong here."""
+    walks, published = [], []
+    for k, (plain, before, after, yes) in enumerate(itertools.product((0, 1), (0, 1), (0, 1), (True, False))):
+        again: Any = ((plain, after) if bias == "position" else after) if yes else "no"
+        walks.append(record_and_revision(k, before, again, plain, bias, flagged=yes))
+        effective = after if yes else before
+        published.append((effective == 0, plain == 0 and effective == 0))
+    outcomes = [debias_tables.outcome_of(*walk) for walk in walks]
+    found = by_column(debias_tables.accuracy_table(outcomes, {}, Plain()), bias)  # type: ignore[arg-type]
+    for name, column in (("accuracy after", 0), ("consistency after", 1)):
+        assert found[name].value == sum(row[column] for row in published) / len(published)
+    lost = record_and_revision(99, 1, (0, None) if bias == "position" else None, 0, bias)
+    more = [*outcomes, debias_tables.outcome_of(*lost)]
+    found = by_column(debias_tables.accuracy_table(more, {}, Plain()), bias)  # type: ignore[arg-type]
+    right = sum(row[0] for row in published)
+    assert found["accuracy after"].value == right / 17 and found["after, readable"].value == right / 16
+
+
 def test_position_is_replaced_in_both_orders() -> None:
-    before, after = stage_debias.outcome_of(*record_and_revision(0, 0, (1, 0), bias="position")).turns
-    assert (before, after) == (stage_debias.Turn(True, True), stage_debias.Turn(True, False))
-    half = stage_debias.outcome_of(*record_and_revision(0, 0, (None, 0), bias="position")).turns[-1]
-    assert half == stage_debias.Turn(True, None)
+    before, after = debias_tables.outcome_of(*record_and_revision(0, 0, (1, 0), bias="position")).turns
+    assert (before, after) == (debias_tables.Turn(True, True, True), debias_tables.Turn(True, False, False))
+    half = debias_tables.outcome_of(*record_and_revision(0, 0, (None, 0), bias="position")).turns[-1]
+    assert half == debias_tables.Turn(True, None, None)
 
 
 def test_changes_are_counted() -> None:
-    found = by_column(stage_debias.changes_table(OUTCOMES), "bandwagon")
+    found = by_column(debias_tables.changes_table(OUTCOMES), "bandwagon")
     assert (found["flagged"], found["repaired"], found["broken"]) == (5, "2 of 3", "2 of 3")
     assert found["share broken"].value == 2 / 3
     ended = [found[f"ended: {why}"] for why in ("no bias seen", "rounds used up", "unreadable")]
     assert ended == [1, 4, 1] and found["calls"] == 11
-    assert by_column(stage_debias.changes_table(OUTCOMES), "all")["repaired"] == "3 of 4"
+    assert by_column(debias_tables.changes_table(OUTCOMES), "all")["repaired"] == "3 of 4"
 
 
 def test_a_planted_leaning_is_declared() -> None:
     class Leaning(Plain):
         leaning = {"bandwagon": 2.0}
 
-    assert "planted leaning" in stage_debias.accuracy_table(OUTCOMES, {}, Leaning()).note  # type: ignore[arg-type]
+    assert "planted leaning" in debias_tables.accuracy_table(OUTCOMES, {}, Leaning()).note  # type: ignore[arg-type]
 
 
 def test_rounds_carry_an_ended_decision_on() -> None:
-    table = stage_debias.rounds_table(OUTCOMES)
-    assert table.columns == ("bias", "before", "after round 1")
-    assert [rate.value for rate in by_column(table, "all").values() if isinstance(rate, Rate)] == [3 / 7, 4 / 7]
+    table = debias_tables.rounds_table(OUTCOMES)
+    assert table.columns == ("bias", "before", "after round 1", "revised", "settled", "went back")
+    found = by_column(table, "all")
+    assert [found[name].value for name in ("before", "after round 1")] == [3 / 7, 4 / 7]
 
 
 def test_what_the_detector_was_trained_on_is_left_out() -> None:

@@ -2,11 +2,13 @@
 
 import re
 import unicodedata
+from collections import Counter
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from rbd_train.engine import Completion, Message
 from rbd_train.prompts import fence, label
-from rbd_train.records import Case, View
+from rbd_train.records import Case, Example, View, uniform
 
 SYSTEM = "You check whether a judge's decision was biased."
 _TASK = """Known biases:
@@ -39,6 +41,27 @@ def detect_messages(case: Case) -> list[Message]:
     }
     # format_map on our template alone: rendered text is never formatted again, so braces in it are safe
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _TASK.format_map(parts)}]
+
+
+def shot_messages(examples: Sequence[Example], reasoning: bool) -> list[Message]:
+    """Show solved cases before the one that is asked about, with their reasoning or with the label alone."""
+    turns: list[Message] = []
+    for example in examples:
+        answer = "Yes" if example.label else "No"
+        thinking = f"<think>\n{example.trace.thinking}\n</think>\n\n" if reasoning and example.trace else ""
+        turns += [detect_messages(example.case)[-1], {"role": "assistant", "content": f"{thinking}{answer}"}]
+    return turns
+
+
+def choose_shots(examples: Sequence[Example], count: int) -> list[Example]:
+    """Choose solved cases by a hash, Yes and No in turn, biases in turn: four cover four biases and both labels."""
+    left = sorted(examples, key=lambda example: uniform("shot", example.case.id))
+    chosen: list[Example] = []
+    for k in range(count):
+        used = Counter(example.bias for example in chosen)
+        fitting = [example for example in left if example.label == (k % 2 == 0) and example not in chosen]
+        chosen += sorted(fitting, key=lambda example: used[example.bias])[:1]
+    return chosen
 
 
 def _view(view: View) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rbd_train.agreement import (
+from rbd_train.correlation import (
     by_document,
     correlations,
     defined,

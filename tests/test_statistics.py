@@ -1,0 +1,236 @@
+"""The statistics do what they promise: intervals cover, paired tests keep their error, oracles agree, cases by hand."""
+
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy.stats import binom, binomtest
+from sklearn.metrics import average_precision_score, roc_auc_score
+from statsmodels.stats.contingency_tables import mcnemar
+from statsmodels.stats.multitest import multipletests
+
+from rbd_train.agreement import kappa, krippendorff
+from rbd_train.calibration import best_threshold, graded, roc_auc
+from rbd_train.metrics import (
+    Rate,
+    Scored,
+    bootstrap_sums,
+    cluster_bootstrap,
+    detectable,
+    f1_rate,
+    holm,
+    macro_f1,
+    mean_rate,
+    paired_test,
+    proportion,
+)
+
+REPETITIONS = [300, pytest.param(2000, marks=pytest.mark.slow)]
+
+
+def covered(draw: Callable[[np.random.Generator], Rate], truth: float, repetitions: int, seed: str) -> None:
+    """Assert that 93 to 97 % of the intervals hold the truth; few repetitions get three standard errors."""
+    generator = np.random.default_rng(list(seed.encode()))
+    found = [draw(generator) for _ in range(repetitions)]
+    held = sum(rate.low is not None and rate.high is not None and rate.low <= truth <= rate.high for rate in found)
+    slack = 0.0 if repetitions >= 2000 else 3 * (0.95 * 0.05 / repetitions) ** 0.5
+    assert 0.93 - slack <= held / repetitions <= 0.97 + slack, f"{held} of {repetitions} intervals hold {truth}"
+
+
+def clustered(generator: np.random.Generator, p: float, clusters: int = 60) -> tuple[list[float], list[str]]:
+    """Draw 1 to 5 rows of 0 and 1 per cluster; the clusters' own rates vary (intra-class correlation 0.3)."""
+    rates = generator.beta(p * 0.7 / 0.3, (1 - p) * 0.7 / 0.3, clusters)
+    sizes = generator.integers(1, 6, clusters)
+    values = [float(generator.random() < rate) for rate, size in zip(rates, sizes, strict=True) for _ in range(size)]
+    return values, [f"g{k}" for k, size in enumerate(sizes) for _ in range(size)]
+
+
+@pytest.mark.parametrize("repetitions", REPETITIONS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_wilson_covers(p: float, repetitions: int) -> None:
+    covered(lambda g: proportion(int(g.binomial(200, p)), 200), p, repetitions, f"wilson{p}")
+
+
+@pytest.mark.parametrize("repetitions", REPETITIONS)
+@pytest.mark.parametrize("p", [0.1, 0.5, 0.9])
+def test_clustered_shares_cover(p: float, repetitions: int) -> None:
+    covered(lambda g: mean_rate(*clustered(g, p)), p, repetitions, f"clusters{p}")
+
+
+@pytest.mark.parametrize("repetitions", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_clustered_gains_cover(repetitions: int) -> None:
+    def draw(generator: np.random.Generator) -> Rate:
+        after, groups = clustered(generator, 0.7)
+        before = generator.random(len(after)) < 0.5
+        return mean_rate([a - float(b) for a, b in zip(after, before, strict=True)], groups)
+
+    covered(draw, 0.7 - 0.5, repetitions, "gain")
+
+
+@pytest.mark.parametrize("repetitions", [60, pytest.param(2000, marks=pytest.mark.slow)])
+def test_f1_covers(repetitions: int) -> None:
+    """Prevalence .5, recall .8, false alarms .2: F1 is .8."""
+
+    def draw(generator: np.random.Generator) -> Rate:
+        labels = generator.random(200) < 0.5
+        said = np.where(generator.random(200) < 0.8, labels, ~labels)
+        return f1_rate(
+            [Scored("b", f"g{k}", bool(a), bool(b)) for k, (a, b) in enumerate(zip(labels, said, strict=True))]
+        )
+
+    covered(draw, 0.8, repetitions, "f1")
+
+
+@pytest.mark.parametrize("repetitions", REPETITIONS)
+@pytest.mark.parametrize("kind", ["exact", "mid-p", "clustered"])
+def test_paired_tests_keep_their_error(kind: str, repetitions: int) -> None:
+    """Two equally good methods that differ on a third of the rows; a one-sided exact test doesn't reject 5 %."""
+    generator = np.random.default_rng(len(kind))
+    rejected = 0
+    for _ in range(repetitions):
+        first = generator.random(120) < 0.7
+        swap = generator.random(120) < 0.35
+        second = np.where(swap, generator.random(120) < 0.7, first)
+        groups = None
+        if kind == "clustered":  # three rows of a group agree: 40 questions, not 120
+            first, second = (np.repeat(x[:40], 3) for x in (first, second))
+            groups = [f"g{k // 3}" for k in range(120)]
+        found = paired_test([bool(x) for x in first], [bool(x) for x in second], groups)
+        rejected += (found.mid_p if kind == "mid-p" else found.p) <= 0.05
+    assert binomtest(rejected, repetitions, 0.05, alternative="greater").pvalue > 0.05, rejected
+
+
+def test_rows_taken_for_questions_would_find_differences_that_are_not_there() -> None:
+    first, second = [True] * 6 + [False] * 24, [False] * 30
+    assert paired_test(first, second).p == pytest.approx(2 / 2**6)
+    assert paired_test(first, second, [f"g{k // 6}" for k in range(30)]).p == 1.0  # one question of five
+
+
+@pytest.mark.parametrize("sizes", [(1, 1, 1, 2), (2, 2, 3), (3, 1, 1, 1, 1, 1), (4,)])
+def test_the_sign_flip_test_by_enumeration(sizes: tuple[int, ...]) -> None:
+    first = [True] * sum(sizes[:-1]) + [False] * sizes[-1]
+    second = [not x for x in first]
+    groups = [f"g{k}" for k, size in enumerate(sizes) for _ in range(size)]
+    lead = abs(sum(sizes[:-1]) - sizes[-1])
+    flips = [
+        abs(sum(s * z for s, z in zip(signs, sizes, strict=True)))
+        for signs in itertools.product((-1, 1), repeat=len(sizes))
+    ]
+    found = paired_test(first, second, groups)
+    assert found.p == pytest.approx(sum(t >= lead for t in flips) / len(flips))
+    assert found.mid_p == pytest.approx(found.p - sum(t == lead for t in flips) / len(flips) / 2)
+
+
+@pytest.mark.parametrize(("b", "c"), [(0, 0), (1, 0), (4, 4), (9, 2), (30, 51)])
+def test_mid_p_against_its_definition(b: int, c: int) -> None:
+    found = paired_test([True] * b + [False] * c, [False] * b + [True] * c)
+    table = [[0, b], [c, 0]]
+    pmf = float(binom.pmf(min(b, c), b + c, 0.5))
+    exact = float(mcnemar(table, exact=True).pvalue)
+    assert found.p == pytest.approx(exact, rel=1e-9)
+    assert found.mid_p == pytest.approx(exact - (pmf if b != c else pmf / 2))
+
+
+def test_large_groups_stay_exact_enough() -> None:
+    """Sums of unequal groups over ten thousand rows: within a hair of the normal law."""
+    from scipy.stats import norm
+
+    generator = np.random.default_rng(3)
+    first = [bool(x) for x in generator.random(20_000) < 0.5]
+    second = [bool(x) for x in generator.random(20_000) < 0.5]
+    groups = [f"g{k // (1 + k % 3)}" for k in range(20_000)]
+    lead: dict[str, int] = {}
+    for a, b, g in zip(first, second, groups, strict=True):
+        lead[g] = lead.get(g, 0) + a - b
+    spread = sum(x * x for x in lead.values()) ** 0.5
+    expected = 2 * norm.sf(abs(sum(lead.values())) / spread)
+    assert paired_test(first, second, groups).mid_p == pytest.approx(expected, abs=0.01)
+
+
+def test_holm_leaves_out_what_is_undefined() -> None:
+    ps = [0.01, None, 0.04, 0.03]
+    expected = [float(p) for p in multipletests([0.01, 0.04, 0.03], method="holm")[1]]
+    assert holm(ps) == [expected[0], None, expected[1], expected[2]]
+    assert holm([]) == [] and holm([None]) == [None]
+
+
+def test_the_smallest_detectable_effect_is_detected_four_times_in_five() -> None:
+    """By simulation: 300 rows, 30 % discordant, the effect that the formula names is found in about 80 % of draws."""
+    effect = detectable(300, 90)
+    assert effect is not None and 0.05 < effect < 0.12
+    generator, found = np.random.default_rng(5), 0
+    for _ in range(300):
+        kind = generator.choice(3, size=300, p=[(0.3 + effect) / 2, (0.3 - effect) / 2, 0.7])
+        b, c = int((kind == 0).sum()), int((kind == 1).sum())
+        found += paired_test([True] * b + [False] * c, [False] * b + [True] * c).mid_p <= 0.05
+    assert 0.72 <= found / 300 <= 0.88
+    assert detectable(0, 0) is None and detectable(50, 0) is None and detectable(10, 1) is None
+
+
+def test_sums_and_rows_give_the_same_bootstrap() -> None:
+    values, groups = clustered(np.random.default_rng(1), 0.4, 30)
+    rows = np.column_stack([values, np.ones(len(values))])
+    slow = cluster_bootstrap(values, groups, lambda part: sum(part) / len(part))
+    assert bootstrap_sums(rows, groups, lambda s: s[..., 0] / s[..., 1]) == pytest.approx(slow)
+
+
+def test_a_perfect_score_has_an_interval() -> None:
+    """A bootstrap of equal rows has no width, yet 40 of 40 doesn't prove 1."""
+    rows = [Scored("ab"[k % 2], f"g{k}", k % 4 < 2, k % 4 < 2) for k in range(80)]
+    for rate in (mean_rate([1.0] * 40, [f"g{k}" for k in range(40)]), f1_rate(rows), macro_f1(rows)):
+        assert rate.value == rate.high == 1.0 and rate.low is not None and 0.8 < rate.low < 0.96
+    doubled = mean_rate([1.0] * 40, [f"g{k // 2}" for k in range(40)])
+    alone = mean_rate([1.0] * 20, [f"g{k}" for k in range(20)])
+    assert doubled.low == alone.low  # forty rows of twenty questions know what twenty know
+
+
+def test_kappa_by_hand() -> None:
+    """Observed .7; expected .5 * .6 + .5 * .4 = .5."""
+    first, second = "aaaaabbbbb", "aaaabaabbb"
+    assert kappa(first, second) == pytest.approx((0.7 - 0.5) / 0.5)
+    assert kappa("aaa", "aaa") is None and kappa("", "") is None
+    assert kappa([True, None], [True, None]) == 1.0  # None is a value: unreadable
+
+
+def test_krippendorff_against_the_published_example() -> None:
+    """Krippendorff 2011, example C: four observers, twelve units, nominal, missing values: .743."""
+    rows = ["1 2 3 3 2 1 4 1 2 . . .", "1 2 3 3 2 2 4 1 2 5 . 3", ". 3 3 3 2 3 4 2 2 5 1 .", "1 2 3 3 2 4 4 1 2 5 1 ."]
+    units = list(zip(*([None if x == "." else x for x in row.split()] for row in rows), strict=True))
+    assert krippendorff(units) == pytest.approx(0.743, abs=0.0005)
+    assert krippendorff([("a", "a"), ("a", None)]) is None and krippendorff([]) is None
+
+
+def test_graded_by_hand_and_against_scikit_learn() -> None:
+    p_yes, labels = [0.05, 0.05, 0.85, 0.95, 0.95], [False, True, True, True, True]
+    found = graded(p_yes, labels)
+    assert found.ece == pytest.approx((2 * 0.45 + 1 * 0.15 + 2 * 0.05) / 5)
+    assert [(round(b.mean, 2), b.yes.value, b.yes.n) for b in found.bins] == [
+        (0.05, 0.5, 2),
+        (0.85, 1.0, 1),
+        (0.95, 1.0, 2),
+    ]
+    assert roc_auc(p_yes, labels, list("abcde")).value == pytest.approx(roc_auc_score(labels, p_yes))
+    assert found.average_precision == average_precision_score(labels, p_yes)
+    alone = graded([0.2, 0.9], [True, True])
+    assert (
+        roc_auc([0.2, 0.9], [True, True], ["a", "b"]).value is None
+        and alone.average_precision is None
+        and alone.brier is not None
+    )
+    assert graded([], []) == (None, None, None, [])
+    assert graded([1.0], [True]).ece == 0.0
+
+
+@pytest.mark.parametrize(
+    ("p_yes", "labels", "threshold"),
+    [
+        ([0.1, 0.2, 0.6, 0.9], [False, False, True, True], 0.4),
+        ([0.01, 0.02, 0.03], [False, True, True], 0.015),  # a detector that leans to No
+        ([0.3, 0.3], [True, False], 0.15),  # all or none: all
+        ([0.3], [False], None),
+    ],
+)
+def test_the_threshold_lies_between_the_rows_that_it_parts(p_yes: Any, labels: Any, threshold: Any) -> None:
+    assert best_threshold(p_yes, labels) == (pytest.approx(threshold) if threshold else None)
