@@ -5,14 +5,14 @@ that a resumed run computes what an undisturbed one would.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Request, Sampling, Status
+from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Reply, Request, Sampling, Status
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
@@ -64,7 +64,7 @@ class LocalBackend:
         self._tokenizer: Any = None
         self._model: Any = None
 
-    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer every batch that has a missing request, whole."""
         import torch
 
@@ -82,8 +82,7 @@ class LocalBackend:
                         replies = self._score(parts)
                     else:
                         replies = self._generate([requests[i] for i in batch], [part[0] for part in parts])
-                    for k, index in enumerate(batch):
-                        commit(index, replies[k])
+                    commit.many(list(zip(batch, replies, strict=True)))
 
     def close(self) -> None:
         """Drop the model, so that the next one finds the memory free."""
