@@ -13,9 +13,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import openai
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from rbd_train.engines.fake_server import FINAL
+from rbd_train.engines.fake_server import FINAL, IN_A_ROW, PASSING, FakeServer
 from rbd_train.records import BiasRecord
 from rbd_train.store import read_rows
 
@@ -141,3 +144,56 @@ def test_killed_twice_under_faults(tmp_path: Path, fake: Callable[..., Fake]) ->
 @pytest.mark.timeout(3600)
 def test_ten_thousand_calls_killed_ten_times_under_faults(tmp_path: Path, fake: Callable[..., Fake]) -> None:
     killed_equals_undisturbed(tmp_path, fake, questions=2500, kills=10)
+
+
+# the fake server itself -----------------------------------------------------------------------------------------------
+
+
+@settings(deadline=None)
+@given(st.text(max_size=8), st.integers(0, 3), st.floats(0, 1))
+def test_the_schedule_is_a_function_of_content_and_attempt(content: str, seed: int, faults: float) -> None:
+    first, second = (FakeServer(faults=faults, seed=seed) for _ in range(2))
+    plans = [first.plan(content, attempt) for attempt in range(IN_A_ROW + 3)]
+    assert plans == [second.plan(content, attempt) for attempt in range(IN_A_ROW + 3)]
+    assert not set(plans[IN_A_ROW:]) & set(PASSING)  # what passes has passed
+    assert plans[0] not in FINAL or set(plans) == {plans[0]}  # what is final is so at every attempt
+    assert faults > 0 or set(plans) == {"ok"}
+
+
+def test_a_fifth_fails_and_every_kind_occurs() -> None:
+    server = FakeServer(faults=0.2)
+    plans = [server.plan(f"c{k}", 0) for k in range(4000)]
+    assert 0.17 < sum(plan != "ok" for plan in plans) / 4000 < 0.23
+    assert set(plans) == {"ok", *FINAL, *PASSING}
+
+
+@pytest.mark.parametrize("place", ["reasoning", "reasoning_content", "tags"])
+def test_a_real_client_reads_reasoning_and_log_probabilities(fake: Callable[..., Fake], place: str) -> None:
+    client = openai.OpenAI(base_url=fake(reasoning=place, delay_s=0).url, api_key="none", max_retries=0)
+    prompt: Any = [{"role": "user", "content": "Think, then answer Yes or No."}]
+    answer = client.chat.completions.create(model="m", messages=prompt, logprobs=True, top_logprobs=20)
+    message = answer.choices[0].message
+    assert message.content is not None and answer.usage is not None and answer.usage.completion_tokens > 0
+    verdict = message.content.rpartition("</think>")[2].strip()
+    assert verdict in ("Yes", "No") and (place == "tags") == message.content.startswith("<think>")
+    assert place == "tags" or "I look at" in (message.model_extra or {})[place]
+    logprobs = answer.choices[0].logprobs
+    assert logprobs is not None and logprobs.content is not None
+    tops = {top.token: top.logprob for top in logprobs.content[0].top_logprobs}
+    assert {"Yes", "No"} < set(tops) and max(tops, key=lambda token: tops[token]) == verdict
+    assert [model.id for model in client.models.list()] == ["fake"]
+
+
+def test_a_dry_run_tells_and_asks_nothing(tmp_path: Path, fake: Callable[..., Fake]) -> None:
+    make_pairs(tmp_path, 3)
+    server = fake(delay_s=0)
+    words = judging(server.url, "engine.price_in=1", "engine.price_out=2")
+    told = run(tmp_path, [*words, "dry_run=true"])
+    assert told.returncode == 0, told.stderr
+    assert "dry run of judgements: 12 calls, about " in told.stdout and "US$ " in told.stdout
+    assert server.stats()["requests"] == 0 and not (tmp_path / "default/judgements").exists()
+    assert run(tmp_path, words).returncode == 0
+    before = (tmp_path / "default/judgements/manifest.json").read_bytes()
+    again = run(tmp_path, [*words, "dry_run=true", "judge.max_new_tokens=64"])
+    assert "no call: every reply is in the ledger" in again.stdout, again.stdout + again.stderr
+    assert (tmp_path / "default/judgements/manifest.json").read_bytes() == before
