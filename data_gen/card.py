@@ -70,8 +70,8 @@ def card(
         f"- Left out: {len(dropped)} rows",
         *(f"  - {reason}: {count}" for reason, count in sorted(Counter(row.reason for row in dropped).items())),
         f"- Confounding: {judges.note}",
-        "- Columns: `trl.jsonl` has TRL's conversational `prompt` and `completion`; `train.jsonl` and `test.jsonl` hold "
-        "case, label, quadrant and trace",
+        "- Columns: `trl.jsonl` has TRL's conversational `prompt` and `completion`; `train.jsonl` and `test.jsonl` "
+        "hold case, label, quadrant and trace",
         "",
         "| bias | train | Yes | test | Yes |",
         "|---|---|---|---|---|",

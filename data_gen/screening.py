@@ -18,6 +18,7 @@ PARTS = {
     "the judge": re.compile(r"\b(?:judge|evaluator|model|llm|gpt|claude|llama|deepseek)", re.IGNORECASE),
 }
 PERMUTATIONS = 128  # of a MinHash
+MARGIN = 0.3  # below the threshold, where banding still finds nearly every pair
 
 
 def leak(trace: Trace) -> str:
@@ -39,9 +40,9 @@ def words(text: str) -> list[str]:
 def contaminated(questions: Mapping[str, str], held_out: Collection[str], n: int) -> set[str]:
     """Return the keys of the questions that share a run of n words with a held-out question.
 
-    A question shorter than n words counts as one run, so that short copies are found too.
+    A shorter question that is copied whole is in the group of the other already (`records.group_of`).
     """
-    known = {run for text in held_out for run in _runs(text, n)}
+    known = {run for text in held_out if len(words(text)) >= n for run in _runs(text, n)}
     return {key for key, text in questions.items() if not known.isdisjoint(_runs(text, n))}
 
 
@@ -53,7 +54,7 @@ def near_twins(texts: Mapping[str, str], threshold: float) -> dict[str, str]:
     """
     from datasketch import MinHash, MinHashLSH
 
-    index = MinHashLSH(threshold=threshold, num_perm=PERMUTATIONS)
+    index = MinHashLSH(threshold=max(0.1, threshold - MARGIN), num_perm=PERMUTATIONS)
     runs = {key: _runs(text, 3) for key, text in texts.items()}
     twins: dict[str, str] = {}
     for key, own in runs.items():

@@ -5,6 +5,7 @@ answers requests; the engine looks up what the ledger already holds, hands over 
 reply before anyone uses it. Killed anywhere and run again, a stage asks for nothing that was already answered.
 """
 
+import time
 from collections import Counter
 from collections.abc import Sequence
 from types import TracebackType
@@ -17,6 +18,7 @@ from rbd_train.cost import Cost
 from rbd_train.errors import DryRun, IncompleteError
 from rbd_train.ledger import Answer, Ledger, Stored
 from rbd_train.records import Record
+from rbd_train.run import rank, world_size
 from rbd_train.store import canonical
 
 Status = Literal["ok", "length", "empty", "content_filter", "bad_request", "timeout", "server_error"]
@@ -97,6 +99,8 @@ class Backend(Protocol):
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer at least the missing requests and hand over each reply (or whole batch) as it comes.
 
+        Of several workers (`launch=ddp`) each answers its share.
+
         All requests are given, so that a local backend can plan its batches over the whole input: a resumed run
         then computes in the batches of an undisturbed one.
         """
@@ -174,7 +178,7 @@ class Engine:
                 self.charge(key, unique[index], _reply(stored[key].reply))
         if missing:
             self._run(unique, unique_keys, missing)
-            stored |= self.ledger.replies([unique_keys[index] for index in missing])
+            stored |= self._awaited([unique_keys[index] for index in sorted(missing)])
         unfinished = [key for key in unique_keys if not self._final(stored.get(key))]
         if unfinished:
             reasons = self.ledger.reasons(unfinished)
@@ -189,13 +193,24 @@ class Engine:
     def _run(self, requests: Sequence[Request], keys: Sequence[str], missing: frozenset[int]) -> None:
         """Let the backend answer what is missing; what ends by itself leaves no call noted as begun."""
         open_keys = [keys[index] for index in sorted(missing)]
-        self.calls["asked_again"] += self.ledger.begun(open_keys)
+        self.calls["asked_again"] += self.ledger.begun(open_keys) if rank() == 0 else 0
         bar = tqdm(total=len(keys), initial=len(keys) - len(missing), desc=self.progress or None, disable=None)
         try:
             with bar:
                 self.backend.run(requests, missing, _Commit(self, requests, keys, missing, bar))
         finally:
             self.ledger.begun(open_keys)
+
+    def _awaited(self, keys: Sequence[str]) -> dict[str, Stored]:
+        """Return what the ledger holds by now; with several workers, once the others have answered their shares.
+
+        Workers have no process group: they meet in the ledger. One that fails takes the others with it (torchrun).
+        """
+        stored = self.ledger.replies(keys)
+        while world_size() > 1 and not all(self._final(stored.get(key)) for key in keys):
+            time.sleep(0.2)
+            stored |= self.ledger.replies([key for key in keys if not self._final(stored.get(key))])
+        return stored
 
     def charge(self, key: str, request: Request, reply: Reply) -> None:
         """Count what a call cost."""

@@ -197,3 +197,22 @@ def test_a_dry_run_tells_and_asks_nothing(tmp_path: Path, fake: Callable[..., Fa
     again = run(tmp_path, [*words, "dry_run=true", "judge.max_new_tokens=64"])
     assert "no call: every reply is in the ledger" in again.stdout, again.stdout + again.stderr
     assert (tmp_path / "default/judgements/manifest.json").read_bytes() == before
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("engine", ["local", "http"])
+def test_two_workers_give_the_records_of_one(tmp_path: Path, fake: Callable[..., Fake], engine: str) -> None:
+    """Each asks its share, no process group is needed, and every call is made once."""
+    server = fake(delay_s=0)
+    words = judging(server.url) if engine == "http" else ["judgements", "judge=embedded", "judge.engine.model=tiny"]
+    roots = tmp_path / "one", tmp_path / "two"
+    for root, more in zip(roots, ([], ["launch=ddp", "processes=2"]), strict=True):
+        make_pairs(root, 5)
+        done = run(root, [*words, *more])
+        assert done.returncode == 0, done.stderr
+    one, two = (root / "default/judgements" for root in roots)
+    assert (one / "records.jsonl").read_bytes() == (two / "records.jsonl").read_bytes()
+    assert json.loads((two / "manifest.json").read_text())["world_size"] == 2
+    if engine == "http":
+        assert server.stats()["requests"] == 40 and server.stats()["asked_again"] == 20

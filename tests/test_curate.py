@@ -294,9 +294,9 @@ LONG = "A shelf holds {n} books and a box holds eleven more of them so how many 
 
 def test_a_question_that_copies_an_evaluation_question_is_found() -> None:
     copied = "By the way: " + LONG.format(n=7).upper() + "?!"
-    questions = {"copy": copied, "other": "What is two and two?", "short": "What is  4+4?", "near": LONG.format(n=8)}
-    assert contaminated(questions, [LONG.format(n=7), "what is 4 4"], 13) == {"copy", "short", "near"}
-    assert contaminated(questions, [LONG.format(n=7)], 18) == {"copy"}
+    questions = {"copy": copied, "other": "What is two and two?", "near": LONG.format(n=8)}
+    assert contaminated(questions, [LONG.format(n=7), "What is two and two?"], 13) == {"copy", "near"}
+    assert contaminated(questions, [LONG.format(n=7)], 19) == {"copy"}
     assert contaminated(questions, [], 13) == set()
     assert contaminated({"zh": "小明有三本书和两支笔"}, ["请问小明有三本书和两支笔吗"], 8) == {"zh"}
 

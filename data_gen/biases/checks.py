@@ -46,8 +46,8 @@ def _option_fault(before: str, after: str, parts: list[str], right: str | None) 
         return "an option became empty"
     if before == after:
         return ""
-    if parts == ["verbosity"]:
-        kept = after in (before.strip().splitlines()[-1], right) or after.strip() in before
+    if "verbosity" in parts and "sentiment" not in parts:
+        kept = after == right or after.strip() in before or before.strip() in after
         return "" if kept else "the answer was not kept"
     if numbers(after) != numbers(before) and "verbosity" not in parts:
         return "facts changed: other numbers"

@@ -13,6 +13,7 @@ from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Message
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge
 from rbd_train.ledger import Ledger
+from rbd_train.run import rank, world_size
 from rbd_train.store import fingerprint
 
 
@@ -26,7 +27,7 @@ class FunctionBackend:
 
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests one after the other."""
-        todo = sorted(missing)
+        todo = sorted(missing)[rank() :: world_size()]
         commit.many([], begun=todo[:1])
         for index, following in zip(todo, [*todo[1:], None], strict=True):
             commit.many([(index, self._answer(requests[index]))], [] if following is None else [following])

@@ -19,6 +19,7 @@ from rbd_train.engines.pace import Limit, Server, Servers
 from rbd_train.engines.wire import body_of, read_answer, retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
+from rbd_train.run import rank, world_size
 
 if TYPE_CHECKING:
     import openai
@@ -77,6 +78,8 @@ class HttpEngine:
                 f"engine.api_key_env names {self.api_key_env}, but the environment has no such variable; "
                 f"export {self.api_key_env}=..., or set engine.api_key_env=null for a server without keys"
             )
+        if world_size() > 1 and self.budget_usd is not None:
+            raise UsageError("engine.budget_usd is kept by one process; leave launch out, or the budget")
         cost = Cost(self.price_in, self.price_out, self.budget_usd)
         return Engine(HttpBackend(self, key, cost), ledger, self.attempts, cost=cost)
 
@@ -107,7 +110,7 @@ class HttpBackend:
             IncompleteError: no server can be reached, or the budget is spent; what was answered before is kept.
             UsageError: a server refuses the key or doesn't know the model.
         """
-        work = partial(asyncio.run, Collection(self, requests, commit).run(sorted(missing)))
+        work = partial(asyncio.run, Collection(self, requests, commit).run(sorted(missing)[rank() :: world_size()]))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -151,6 +154,8 @@ class Collection:
 
     async def run(self, missing: Sequence[int]) -> None:
         """Answer, or end early with what the calls under way still bring."""
+        if not missing:
+            return
         clients = self.backend.clients()
         count = min(self.settings.concurrency, len(missing))
         places = max(1.0, self.settings.concurrency / len(clients))

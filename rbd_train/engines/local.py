@@ -5,6 +5,7 @@ that a resumed run computes what an undisturbed one would.
 """
 
 import hashlib
+import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +17,7 @@ from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Reply, 
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
+from rbd_train.run import rank, world_size
 from rbd_train.store import canonical, digest
 
 if TYPE_CHECKING:
@@ -51,8 +53,9 @@ class LocalBackend:
         """Prepare; a rerun that finds every reply in the ledger never loads the weights."""
         import torch
 
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.dtype = dtype if dtype != "auto" else ("bfloat16" if self.device == "cuda" else "float32")
+        # each worker of a node has a GPU of its own
+        self.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        self.dtype = dtype if dtype != "auto" else ("float32" if self.device == "cpu" else "bfloat16")
         self.batch_size, self.batch_tokens, self.name, self.reasoning = batch_size, batch_tokens, model, reasoning
         self.identity: dict[str, JsonValue] = {
             "engine": "local",
@@ -73,9 +76,8 @@ class LocalBackend:
             for kind in (True, False):
                 rows = [i for i, request in enumerate(requests) if (request.sampling is None) == kind]
                 encoded = {i: self._encode(requests[i]) for i in rows}
-                for batch in self._plan(rows, encoded):
-                    if not missing.intersection(batch):
-                        continue
+                batches = [batch for batch in self._plan(rows, encoded) if missing.intersection(batch)]
+                for batch in batches[rank() :: world_size()]:
                     parts = [encoded[i] for i in batch]
                     replies: Sequence[Reply]
                     if kind:
