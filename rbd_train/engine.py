@@ -5,6 +5,7 @@ answers requests; the engine looks up what the ledger already holds, hands over 
 reply before anyone uses it. Killed anywhere and run again, a stage asks for nothing that was already answered.
 """
 
+import logging
 import time
 from collections import Counter
 from collections.abc import Sequence
@@ -22,6 +23,7 @@ from rbd_train.run import rank, world_size
 from rbd_train.store import canonical
 
 Status = Literal["ok", "length", "empty", "content_filter", "bad_request", "timeout", "server_error"]
+CUT_SHARE = 0.03  # of replies cut at the token limit, above which a warning is due
 TERMINAL: frozenset[str] = frozenset({"ok", "length", "content_filter", "bad_request"})
 
 
@@ -144,7 +146,14 @@ class Engine:
         """
         drawn = [sampling] if isinstance(sampling, Sampling) else sampling
         replies = self._answer([Request(prompt, each) for each in drawn for prompt in prompts])
-        return [Completion.model_validate(reply) for reply in replies]
+        completions = [Completion.model_validate(reply) for reply in replies]
+        cut = sum(completion.status == "length" for completion in completions)
+        if cut > CUT_SHARE * len(completions):
+            logging.getLogger("rbd_train").warning(
+                "%d of %d replies end at the limit of %d new tokens and can't be read; raise max_new_tokens",
+                cut, len(completions), drawn[0].max_new_tokens,
+            )  # fmt: skip
+        return completions
 
     def choice_logprobs(self, prompts: Sequence[Messages], choices: Sequence[Sequence[str]]) -> list[ChoiceLogprobs]:
         """Return the log-probabilities of each prompt's choices as the assistant's reply, in order.
