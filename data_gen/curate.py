@@ -1,7 +1,7 @@
 """Keep the traces that teach: readable, agreeing with the label, in the training split, no group in both splits.
 
 In: records, cases and traces. Out: `train.jsonl`, `test.jsonl` (Example), `dropped.jsonl` (every other trace or case,
-with its reason); the counts add up.
+with its reason; the counts add up), `trl.jsonl` (TRL's columns), `README.md` (a data card).
 
     rbd curate test_share=0.3
     rbd curate 'held_out=[runs/real/pairs/pairs.jsonl]'
@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from data_gen.card import card, confounding_table, trl_rows
+from data_gen.screening import contaminated, leak, missing_part, near_twins, surplus
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.errors import DataError, UsageError
+from rbd_train.metrics import proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
-from rbd_train.run import Run, Table
+from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.store import write_whole
 
 
 @dataclass
@@ -29,6 +33,13 @@ class CurateConfig(BaseConfig):
     definitions: str = "subset"  # which definitions training prompts list: all, subset (random distractors), known
     per_case: int = 1  # traces kept per case, at most
     leave_out: list[str] = field(default_factory=list)  # biases and judges never trained on, only tested on
+    near_twins: float | None = (
+        None  # leave out what shares so much (Jaccard, 0 to 1) with an earlier question's; null: keep
+    )
+    ngram: int = 13  # leave out questions that share so many words in a row with a test or held-out question
+    parts: bool = False  # leave out traces that don't speak of a bias, the options and the judge (papers.md 1.5)
+    balance: bool = False  # leave out what one label has more than the other, per bias
+    push_to_hub: str | None = None  # data set on the hub (owner/name) to upload to; null: nothing leaves this machine
 
 
 @stage("curate", CurateConfig)
@@ -36,23 +47,30 @@ def main(cfg: CurateConfig, run: Run) -> float | None:
     """Split by group, keep what teaches, write what was dropped and why."""
     if cfg.definitions not in ("all", "subset", "known"):
         raise UsageError(f"definitions is {cfg.definitions!r}; choose all, subset or known")
+    if (cfg.near_twins is not None and not 0 < cfg.near_twins <= 1) or cfg.ngram < 1:
+        raise UsageError(f"near_twins is {cfg.near_twins} (0 to 1, or null), ngram is {cfg.ngram} (at least 1)")
     if not 0 <= cfg.test_share <= 1 or cfg.per_case < 1:
         raise UsageError(f"test_share is {cfg.test_share} (0 to 1), per_case is {cfg.per_case} (at least 1)")
     records = run.read(run.output_of("judgements", "records.jsonl"), BiasRecord)
     cases = run.read(run.output_of("judgements", "cases.jsonl"), Case)
     traces = run.read(run.output_of("traces", "traces.jsonl"), Trace)
-    held_out = {pair.plain.group for file in cfg.held_out for pair in run.read(Path(file), BiasPair)}
-    splits = split_groups(records, cfg.test_share, held_out, cfg.seed)
-    kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case, frozenset(cfg.leave_out))
+    held_out = {
+        pair.plain.group: pair.plain.question for file in cfg.held_out for pair in run.read(Path(file), BiasPair)
+    }
+    splits = split_groups(records, cfg.test_share, set(held_out), cfg.seed)
+    kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case, frozenset(cfg.leave_out), cfg.parts)
+    kept = screened(kept, list(held_out.values()), cfg.near_twins, cfg.ngram, cfg.balance)
     if not kept.train and any(split == "train" for split in splits.values()):
         reasons = Counter(row.reason for row in kept.dropped).most_common(4)
         raise DataError(f"curate: no training row is left of {len(traces)} traces; dropped: {dict(reasons)}")
-    overlap = {e.group for e in kept.train} & ({e.group for e in kept.test} | held_out)
+    overlap = {e.group for e in kept.train} & ({e.group for e in kept.test} | set(held_out))
     assert not overlap, f"groups in training and held out: {sorted(overlap)[:3]}"
     run.write("train.jsonl", kept.train)
     run.write("test.jsonl", kept.test)
     run.write("dropped.jsonl", kept.dropped)
-    run.table(counts_table(records, traces, kept, held_out, overlap))
+    run.table(counts_table(records, traces, kept, set(held_out), overlap))
+    run.table(kept_table(records, traces, kept))
+    leave_card(run, kept, cfg.push_to_hub)
     return float(len(kept.train))
 
 
@@ -82,7 +100,7 @@ def split_groups(records: Sequence[BiasRecord], test_share: float, held_out: set
 
 def select(
     records: Sequence[BiasRecord], cases: Sequence[Case], traces: Sequence[Trace], splits: Mapping[str, str],
-    definitions: str, per_case: int, leave_out: frozenset[str] = frozenset(),
+    definitions: str, per_case: int, leave_out: frozenset[str] = frozenset(), parts: bool = False,
 ) -> Curated:  # fmt: skip
     """Sort every record and trace into train, test or dropped."""
     by_case: dict[str, list[Trace]] = defaultdict(list)
@@ -109,14 +127,14 @@ def select(
             found.dropped.append(_dropped(record, None, "no trace"))
         kept = 0
         for trace in own:
-            reason = fault(trace, record.label)
+            reason = fault(trace, record.label) or (missing_part(trace) if parts else "")
             if not reason and kept == per_case:
                 reason = "more than per_case"
             if reason:
                 found.dropped.append(_dropped(record, trace, reason))
                 continue
             kept += 1
-            shown = definitions_for(f"{record.id}-{trace.sample}", record.bias, definitions)  # type: ignore[arg-type]
+            shown = definitions_for(f"{record.id}-{trace.sample}", record.bias, definitions, case.definitions)  # type: ignore[arg-type]
             found.train.append(_example(record, case.model_copy(update={"definitions": shown}), trace))
     return found
 
@@ -125,7 +143,84 @@ def fault(trace: Trace, label: bool) -> str:
     """Say why a trace can't teach; empty if it can."""
     if trace.verdict is None or not trace.thinking:
         return f"unreadable: {trace.reject or 'empty_think'}"
-    return "" if trace.verdict == label else "disagrees with the label"
+    return leak(trace) if trace.verdict == label else "disagrees with the label"
+
+
+def screened(kept: Curated, held_out: Sequence[str], threshold: float | None, ngram: int, balance: bool) -> Curated:
+    """Leave out of training what repeats an evaluation question or an earlier case, and a label's surplus."""
+    evaluated = [example.case.question for example in kept.test] + list(held_out)
+    reasons: dict[tuple[str, int], str] = {}
+    asked = {example.case.id: example.case.question for example in kept.train}
+    dirty = contaminated(asked, evaluated, ngram)
+    shown = _shown([example for example in kept.train if example.case.id not in dirty])
+    twins = near_twins(shown, threshold) if threshold is not None else {}
+    for example in kept.train:
+        key = (example.case.id, example.trace.sample if example.trace else 0)
+        if example.case.id in dirty:
+            reasons[key] = "shares words with an evaluation question"
+        elif _family(example) in twins:
+            reasons[key] = "near-twin of an earlier question's case"
+    if balance:
+        left = [e for e in kept.train if (e.case.id, e.trace.sample if e.trace else 0) not in reasons]
+        reasons |= dict.fromkeys(surplus(left), "surplus of its label")
+    train, dropped = list[Example](), list(kept.dropped)
+    for example in kept.train:
+        sample = example.trace.sample if example.trace else 0
+        reason = reasons.get((example.case.id, sample))
+        if reason is None:
+            train.append(example)
+        else:
+            dropped.append(
+                Dropped(case_id=example.case.id, bias=example.bias, group=example.group, sample=sample, reason=reason)
+            )
+    return Curated(train, kept.test, dropped)
+
+
+def _family(example: Example) -> str:
+    """Name what is one case in several orders and samples: a question's cases of one bias."""
+    return f"{example.bias}/{example.group}"
+
+
+def _shown(examples: Sequence[Example]) -> dict[str, str]:
+    """Return the text of each question's first case of a bias."""
+    texts: dict[str, str] = {}
+    for example in examples:
+        options = [option for view in example.case.views[:1] for option in sorted(view.options)]
+        texts.setdefault(_family(example), "\n".join([example.bias, example.case.question, *options]))
+    return texts
+
+
+def kept_table(records: Sequence[BiasRecord], traces: Sequence[Trace], kept: Curated) -> Table:
+    """Show what share of the training cases' traces was kept, and how many cases kept any."""
+    biases = {record.id: record.bias for record in records}
+    test = {example.case.id for example in kept.test}
+    rows: list[tuple[Cell, ...]] = []
+    for bias in sorted(set(biases.values())):
+        own = [trace for trace in traces if biases[trace.case_id] == bias and trace.case_id not in test]
+        train = [example for example in kept.train if example.bias == bias]
+        asked, left = {trace.case_id for trace in own}, {example.case.id for example in train}
+        rows.append((bias, len(own), proportion(len(train), len(own)), len(asked), proportion(len(left), len(asked))))
+    columns = ("bias", "training traces", "kept", "training cases", "with a kept trace")
+    return Table(name="curate_kept", title="What was kept", columns=columns, rows=tuple(rows))
+
+
+def leave_card(run: Run, kept: Curated, hub: str | None) -> None:
+    """Write the card and TRL's columns, and upload them where that was asked for."""
+    judges = confounding_table([*kept.train, *kept.test])
+    run.table(judges)
+    run.write("trl.jsonl", trl_rows(kept.train))
+    facts = (read_manifest(run.root / run.source / "pairs") or {}).get("facts", {})
+    if run.main:
+        write_whole(run.folder / "README.md", card(kept.train, kept.test, kept.dropped, facts, judges))
+    run.note_output("README.md")
+    if hub is not None and run.main:
+        from huggingface_hub import HfApi
+
+        HfApi().create_repo(hub, repo_type="dataset", exist_ok=True)
+        HfApi().upload_folder(
+            repo_id=hub, repo_type="dataset", folder_path=run.folder,
+            allow_patterns=["README.md", "train.jsonl", "test.jsonl", "trl.jsonl"],
+        )  # fmt: skip
 
 
 def counts_table(

@@ -24,6 +24,7 @@ from rbd_train.metrics import ceiling, proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Item, Judgement, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources.rbd import read_reasoning
+from rbd_train.tables import replies_table
 
 COURTESY = "Please look at this question."
 
@@ -58,6 +59,7 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         views = views_of(pairs, cfg.orders)
         shown = [part for view in views for part in (view.plain, view.biased)]
         judged = judge.judge(shown)
+        states = Counter(judge.engine.states)
         records = label(views, judged)
         noise = noise_floor(judge, views, judged, cfg.noise_samples, cfg.sham)
         planted = isinstance(judge, ContentJudge) and bool(judge.leaning)
@@ -68,6 +70,7 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
     run.facts["leaning"] = getattr(judge, "leaning", {})
     run.table(records_table(records, noise, f"{declared(judge)}; {noise_note(cfg.noise_samples, cfg.sham)}"))
+    run.table(replies_table("judgements", judge.engine, states, Counter(state_of(judgement) for judgement in judged)))
     if bare:  # the same scores without the leaning, so no further call
         table = records_table(bare, None, f"judge {judge.name}: without its planted leaning")
         run.table(table.model_copy(update={"name": "judgements_unplanted", "title": "The same judge, unplanted"}))
@@ -114,6 +117,12 @@ def label(views: Sequence[View], judged: Sequence[Judgement]) -> list[BiasRecord
             )
         )  # fmt: skip
     return records
+
+
+def state_of(judgement: Judgement) -> str:
+    """Name what a judgement means, for a count."""
+    outcome = judgement.outcome
+    return f"unreadable: {outcome.reason}" if outcome.kind == "unreadable" else outcome.kind
 
 
 def readable_cases(records: Sequence[BiasRecord]) -> list[Case]:

@@ -9,13 +9,16 @@ In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (wh
 
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pydantic import JsonValue
 
-from data_gen.biases.injectors import INJECTORS, make_pair
+from data_gen.biases.checks import injection_fault
+from data_gen.biases.injectors import CROWD, INJECTORS, Cue, make_pair, operators
+from data_gen.biases.own import own_pairs, read_own_bias
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import NAMES
 from rbd_train.engine import Engine, Sampling
@@ -34,8 +37,11 @@ class PairsConfig(BaseConfig):
     source: Any = None  # where questions or pairs come from
     bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build
     limit: int | None = None  # pairs per bias, drawn by id; null: all
+    own: str | None = None  # file of a bias of one's own (data_gen/biases/own.py says what it holds), built as well
+    dose: list[int] = field(default_factory=lambda: [CROWD])  # per cent of the crowd; one is drawn per pair
+    sham: bool = False  # rewrite without the cue: what the rewriting itself does to the judge
     congruent_share: float = 0.0  # share of pairs whose cue favours the right answer, so that content-blind rules fail
-    weak: Any = None  # engine (conf/weak) that writes wrong answers where the source has none
+    weak: Any = None  # engine (conf/weak) that writes wrong answers where the source has none, and an own bias's prompt
     weak_max_new_tokens: int = 256  # tokens of a weak answer
 
 
@@ -43,12 +49,14 @@ class PairsConfig(BaseConfig):
 def main(cfg: PairsConfig, run: Run) -> float | None:
     """Load, complete with wrong answers, inject, write."""
     check_biases(cfg.bias)
+    if not cfg.dose or not all(0 <= dose <= 100 for dose in cfg.dose):
+        raise UsageError(f"dose is {cfg.dose}; it takes percentages from 0 to 100")
     if (cfg.limit or 0) < 0 or not 0 <= cfg.congruent_share <= 1:
         raise UsageError(f"limit is {cfg.limit} (0 or more), congruent_share is {cfg.congruent_share} (0 to 1)")
     loaded = cfg.source.load(cfg.seed)
     for file in loaded.files:
-        run.note_input(_path(file))
-    run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__}
+        run.note_input(Path(file))
+    run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__, "operators": operators(cfg.bias)}
     questions, dropped = loaded.questions, list[Dropped]()
     lacking = [question for question in questions if question.wrong is None]
     if lacking:
@@ -62,9 +70,15 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
         questions = [question for question in questions if question.wrong is not None] + completed
     pairs = turned([pair for pair in loaded.pairs if pair.bias in cfg.bias], cfg.congruent_share)
     for bias in cfg.bias:
-        pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share)
+        pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share, cfg.dose, cfg.sham)
+    if cfg.own is not None:
+        made, lost = with_own_bias(Path(cfg.own), questions, type(cfg.source).__name__, cfg.weak, run)
+        pairs, dropped = pairs + made, dropped + lost
+    pairs, lost = checked(pairs, {question.id: question.final for question in questions})
+    dropped += lost
     if cfg.limit is not None:
-        pairs = [pair for bias in cfg.bias for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
+        biases = dict.fromkeys(pair.bias for pair in pairs)
+        pairs = [pair for bias in biases for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
     if not pairs:
         raise DataError(f"pairs: no pair is left of {len(loaded.questions)} questions and {len(loaded.pairs)} pairs")
     run.write("pairs.jsonl", unique(pairs, "id", "pairs"))
@@ -75,10 +89,42 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
 
 
 def check_biases(biases: Sequence[str]) -> None:
-    """Refuse a bias that has no injector."""
+    """Refuse a bias that has no injector; several are joined by +, position alone stays alone."""
     for bias in biases:
-        if bias not in INJECTORS:
-            raise UsageError(f"bias {bias!r} is unknown; known: {', '.join(INJECTORS)}")
+        parts = bias.split("+")
+        if not set(parts) <= set(INJECTORS) or len(set(parts)) != len(parts):
+            raise UsageError(f"bias {bias!r} is unknown; known: {', '.join(INJECTORS)}, or several joined by +")
+        if len(parts) > 1 and "position" in parts:
+            raise UsageError(f"bias {bias!r}: position is an order, not a rewrite, so nothing can be joined to it")
+
+
+def with_own_bias(
+    path: Path, questions: Sequence[Question], source: str, weak: Any, run: Run
+) -> tuple[list[BiasPair], list[Dropped]]:
+    """Read a bias of one's own and inject it."""
+    bias = read_own_bias(path)
+    run.note_input(path)
+    if bias.id in INJECTORS:
+        raise UsageError(f"{path}, field id: {bias.id!r} is one of the known biases; take another name")
+    if bias.prompt is None or weak is None:
+        return own_pairs(questions, bias, path, source, None)
+    with weak.open(run.ledger) as engine:
+        return own_pairs(questions, bias, path, source, engine)
+
+
+def checked(pairs: Sequence[BiasPair], finals: Mapping[str, str]) -> tuple[list[BiasPair], list[Dropped]]:
+    """Keep the pairs in which only the intended thing changed; published twins are as published."""
+    kept, dropped = list[BiasPair](), list[Dropped]()
+    for pair in pairs:
+        published = pair.provenance.get("operator") == "as published"
+        final = finals.get(pair.id.removesuffix(f"-{pair.bias}"))
+        fault = "" if published else injection_fault(pair, final)
+        if fault:
+            group = pair.plain.group
+            dropped.append(Dropped(case_id=pair.id, bias=pair.bias, group=group, sample=None, reason=fault))
+        else:
+            kept.append(pair)
+    return kept, dropped
 
 
 def with_wrong_answers(
@@ -111,15 +157,22 @@ def wrong_answer_fault(text: str, gold: str) -> str:
     return "the gold number is in it" if _number(gold) in numbers[-2:] else ""
 
 
-def inject(questions: Sequence[Question], bias: str, source: str, congruent_share: float) -> list[BiasPair]:
+def inject(
+    questions: Sequence[Question], bias: str, source: str, congruent_share: float, doses: Sequence[int] = (CROWD,),
+    sham: bool = False,
+) -> list[BiasPair]:  # fmt: skip
     """Make a pair of every question that isn't made for another bias; which are congruent is drawn, in each split."""
-    questions = [question for question in questions if question.meta.get("cue", bias) == bias]
+    questions = [question for question in questions if question.meta.get("cue", bias) in (bias, *bias.split("+"))]
     congruent: set[str] = set()
     for split in ("train", "test", None):
         part = sorted((q for q in questions if q.split == split), key=lambda q: uniform("congruent", bias, q.id))
         congruent |= {question.id for question in part[: round(len(part) * congruent_share)]}
     mixed = congruent_share > 0
-    return [make_pair(question, bias, source, question.id in congruent, mixed) for question in questions]
+    cues = [
+        Cue(question.id in congruent, doses[int(uniform("dose", question.id) * len(doses))], sham)
+        for question in questions
+    ]
+    return [make_pair(question, bias, source, cue, mixed) for question, cue in zip(questions, cues, strict=True)]
 
 
 def turned(pairs: Sequence[BiasPair], share: float) -> list[BiasPair]:
@@ -149,7 +202,7 @@ def turn(pair: BiasPair) -> BiasPair:
     if pair.bias == "position":
         rest = tuple(option for k, option in enumerate(item.options) if k != gold)
         item = item.model_copy(update={"options": (*rest, right), "gold": len(rest)})
-    biased = INJECTORS[pair.bias](question, item, True).model_copy(update={"id": pair.biased.id})
+    biased = INJECTORS[pair.bias](question, item, Cue(congruent=True)).model_copy(update={"id": pair.biased.id})
     provenance: dict[str, JsonValue] = {**pair.provenance, "congruent": True}
     return pair.model_copy(update={"plain": item, "biased": biased, "provenance": provenance})
 
@@ -180,9 +233,3 @@ def _number(text: str) -> float | None:
         return float(text.replace(",", "").replace("$", ""))
     except ValueError:
         return None
-
-
-def _path(file: str) -> Any:
-    from pathlib import Path
-
-    return Path(file)

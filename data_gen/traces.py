@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from rbd_train.app import BaseConfig, stage
+from rbd_train.detector import EngineDetector
 from rbd_train.records import BiasRecord, Case, Trace
 from rbd_train.run import Run, Table
 from rbd_train.sources.rbd import read_reasoning
+from rbd_train.tables import replies_table
 
 
 @dataclass
@@ -46,16 +48,24 @@ def main(cfg: TracesConfig, run: Run) -> float | None:
         finally:
             teacher.close()
         run.facts["calls"] = teacher.calls()
+        if isinstance(teacher, EngineDetector):
+            run.table(
+                replies_table("traces", teacher.engine, teacher.engine.states, Counter(state_of(t) for t in traces))
+            )
     run.write("traces.jsonl", traces)
     run.table(traces_table(traces))
     readable = sum(trace.verdict is not None for trace in traces)
     return readable / len(traces) if traces else None
 
 
+def state_of(trace: Trace) -> str:
+    """Name what a trace says, for a count."""
+    return f"unreadable: {trace.reject}" if trace.verdict is None else "Yes" if trace.verdict else "No"
+
+
 def traces_table(traces: Sequence[Trace]) -> Table:
     """Count the traces by what they say, and by why they can't be read."""
-    states = Counter("Yes" if trace.verdict else "No" if trace.verdict is False else f"unreadable: {trace.reject}"
-                     for trace in traces)  # fmt: skip
+    states = Counter(state_of(trace) for trace in traces)
     template = any(trace.provenance.get("template") for trace in traces)
     author = ", ".join(sorted({trace.author for trace in traces}))
     note = f"author: {author}" + (" (a template, not a model)" if template else "")

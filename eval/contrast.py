@@ -36,7 +36,7 @@ from rbd_train.engine import ChoiceLogprobs, Engine
 from rbd_train.errors import DataError
 from rbd_train.prompts.direct import read_template
 from rbd_train.records import Graded, ScoreRow, uniform
-from rbd_train.run import Run, rank, world_size
+from rbd_train.run import Run
 from rbd_train.scoring import Question, Range, ask, check_family, parse_ranges, questions, rows_of
 
 
@@ -121,17 +121,9 @@ def content_free(items: Sequence[Graded]) -> list[Graded]:
 def timed(
     engine: Engine, asked: Sequence[Question], temperatures: Sequence[float], name: str, run: Run
 ) -> list[ChoiceLogprobs]:  # fmt: skip
-    """Ask one model, then free it; of several processes each asks for whole documents of its own first.
-
-    The ledger joins them: the main process then asks for everything, finds the others' answers, and computes what is
-    not there yet.
-    """
+    """Ask one model, then free it; several processes share the calls and meet in the ledger."""
     started = time.perf_counter()
-    if world_size() > 1:
-        groups = sorted({q.item.group for q in asked})
-        own = set(groups[rank() :: world_size()])
-        ask(engine, [q for q in asked if q.item.group in own], temperatures)
-    said = ask(engine, asked, temperatures) if run.main else []
+    said = ask(engine, asked, temperatures)
     engine.backend.close()
     run.facts |= {
         f"{name} calls": dict(engine.calls), f"{name} seconds": round(time.perf_counter() - started, 3),

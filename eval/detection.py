@@ -134,7 +134,9 @@ def shown_cases(examples: Sequence[Example], detector: Detector) -> list[Case]:
     """Give every case the definitions that the detector's prompt lists."""
     return [
         e.case if detector.definitions == "all"
-        else e.case.model_copy(update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions)})
+        else e.case.model_copy(
+            update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions, e.case.definitions)}
+        )
         for e in examples
     ]  # fmt: skip
 

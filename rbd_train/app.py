@@ -5,17 +5,19 @@ import contextlib
 import dataclasses
 import importlib
 import importlib.util
+import io
 import itertools
 import os
 import subprocess
 import sys
+import tempfile
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from rbd_train.config import build, choices, compose, compose_defaults, data_dir, field_help
-from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.errors import DataError, DryRun, IncompleteError, UsageError
 from rbd_train.run import Run, Table, rank
 from rbd_train.store import fingerprint, write_whole
 
@@ -40,6 +42,7 @@ class BaseConfig:
     processes: int | None = None  # workers to start; default: what the launch file says
     trial: str | None = None  # set by a sweep: suffix of the stage's folder
     overwrite: bool = False  # run a complete stage again
+    dry_run: bool = False  # tell calls, tokens and money of the next calls, make none and write nothing
     debug: bool = False  # show tracebacks
     wandb: dict[str, Any] = dataclasses.field(default_factory=dict)  # mode (online, offline, disabled), project, ...
 
@@ -78,11 +81,14 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
             raise UsageError(f"{key} is {values[key]!r}: it names a folder in {values['root']}, so no slash")
     folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
     run = Run(Path(values["root"]), values["name"], folder, values["from"], values)
-    known = run.finished()
+    known = False if values["dry_run"] else run.finished()
     if known is not False:
         if run.main:
             print(f"{run.folder}: complete already, with the same settings and inputs")
         return None if known is None else float(known)
+    if values["dry_run"]:
+        _rehearse(chosen, config, run)
+        return None
     if values["launch"] and not worker and "LOCAL_RANK" not in os.environ:
         return _launch(run, chosen.name, values)
     with run.opened():
@@ -97,6 +103,21 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
             raise
         run.close("complete", metric)
     return metric
+
+
+def _rehearse(chosen: Stage, config: Any, run: Run) -> None:
+    """Go as far as the first calls that the ledger can't answer, in a folder of no consequence, and tell them."""
+    if not set(ENGINE_SLOTS) & {f.name for f in dataclasses.fields(chosen.config)} and chosen.name != "pairs":
+        raise UsageError(f"stage {chosen.name} makes no calls, so that dry_run=true has nothing to tell")
+    with tempfile.TemporaryDirectory() as nowhere:
+        run.folder = Path(nowhere)
+        try:
+            with run.opened(), contextlib.redirect_stdout(io.StringIO()):
+                chosen.function(config, run)
+            told = "no call: every reply is in the ledger, or none is needed"
+        except DryRun as plan:
+            told = f"{plan}; calls that depend on these replies come on top"
+    print(f"dry run of {chosen.name}: {told}")
 
 
 def main(words: Sequence[str] | None = None) -> int:

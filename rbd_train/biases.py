@@ -30,21 +30,33 @@ KNOWN: tuple[Bias, ...] = (
 NAMES: tuple[str, ...] = tuple(bias.id for bias in KNOWN)
 
 
-def definitions_for(case_id: str, bias: str, mode: Definitions) -> tuple[Definition, ...]:
+def definitions_for(
+    case_id: str, bias: str, mode: Definitions, own: Sequence[Definition] = ()
+) -> tuple[Definition, ...]:
     """Choose the definitions that a prompt lists, in an order drawn from the case.
+
+    Args:
+        case_id: what draws depend on.
+        bias: the bias of the case; several are joined by +.
+        mode: which definitions are listed.
+        own: definitions of the case's own biases, which are always listed; known ones among them are passed over.
 
     `all` lists every known bias, `subset` the right one among random distractors (for training, so that a detector
     reads definitions instead of knowing four names), `known` the right one alone (as the paper does when debiasing).
     """
+    parts = bias.split("+")
     if mode == "known":
-        chosen = [entry for entry in KNOWN if entry.id == bias]
+        chosen = [entry for entry in KNOWN if entry.id in parts]
     else:
         chosen = [
             entry for entry in KNOWN
-            if mode == "all" or entry.id == bias or uniform("distractor", case_id, entry.id) < 0.5
+            if mode == "all" or entry.id in parts or uniform("distractor", case_id, entry.id) < 0.5
         ]  # fmt: skip
-    chosen.sort(key=lambda entry: uniform("definition order", case_id, entry.id))
-    return tuple(Definition(name=entry.name, text=entry.definition) for entry in chosen)
+    known = {entry.name for entry in KNOWN}
+    listed = [(entry.id, Definition(name=entry.name, text=entry.definition)) for entry in chosen]
+    listed += [(entry.name, entry) for entry in own if entry.name not in known]
+    listed.sort(key=lambda entry: uniform("definition order", case_id, entry[0]))
+    return tuple(definition for _, definition in listed)
 
 
 def view_of(item: Item, judgement: Judgement) -> View:
@@ -68,7 +80,12 @@ def case_of(record: BiasRecord, mode: Definitions) -> Case:
         raise UsageError(f"record {record.id}: imported from {record.imported_from}; its case was imported too")
     both = record.bias == "position"
     judged = [(record.pair.plain, record.plain)] if both else []
-    return case_from_views(record.id, record.bias, [*judged, (record.pair.biased, record.biased)], mode)
+    case = case_from_views(record.id, record.bias, [*judged, (record.pair.biased, record.biased)], mode)
+    own = record.pair.provenance.get("definition")  # a bias of one's own brings its definition along
+    if not isinstance(own, list):
+        return case
+    given = Definition(name=str(own[0]), text=str(own[1]))
+    return case.model_copy(update={"definitions": definitions_for(record.id, record.bias, mode, [given])})
 
 
 def case_from_views(case_id: str, bias: str, judged: Sequence[tuple[Item, Judgement]], mode: Definitions) -> Case:

@@ -46,14 +46,12 @@ class EngineDetector:
     def detect(self, cases: Sequence[Case]) -> list[Trace]:
         """Return `samples` traces per case, readable or rejected with a reason."""
         prompts = [[system, *self.shots, asked] for system, asked in map(detect_messages, cases)]
-        drawn = [
-            self.engine.generate(prompts, self.sampling.model_copy(update={"sample": sample}))
-            for sample in range(self.samples)
-        ]
+        samplings = [self.sampling.model_copy(update={"sample": sample}) for sample in range(self.samples)]
+        replies = self.engine.generate(prompts, samplings)
         traces = []
         for index, case in enumerate(cases):
             for sample in range(self.samples):
-                reply = drawn[sample][index]
+                reply = replies[sample * len(cases) + index]
                 thinking, verdict, reject = read_trace(reply)
                 traces.append(
                     Trace(

@@ -6,16 +6,20 @@ reply before anyone uses it. Killed anywhere and run again, a stage asks for not
 """
 
 import logging
-from collections.abc import Callable, Sequence
+import time
+from collections import Counter
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
 from pydantic import JsonValue
 from tqdm import tqdm
 
-from rbd_train.errors import IncompleteError
-from rbd_train.ledger import Ledger, Stored
+from rbd_train.cost import Cost
+from rbd_train.errors import DryRun, IncompleteError
+from rbd_train.ledger import Answer, Ledger, Stored
 from rbd_train.records import Readings, Record
+from rbd_train.run import rank, world_size
 from rbd_train.store import canonical
 
 Status = Literal["ok", "length", "empty", "content_filter", "bad_request", "timeout", "server_error"]
@@ -88,13 +92,25 @@ class Request(NamedTuple):
     end: bool = False
 
 
+class Commit(Protocol):
+    """Takes the replies of a run: `commit(index, reply)` for one, `commit.many` for several in one transaction."""
+
+    def __call__(self, index: int, reply: Reply) -> None:
+        """Store one reply before it is used."""
+
+    def many(self, replies: Sequence[tuple[int, Reply]], begun: Sequence[int] = ()) -> None:
+        """Store replies, all or none, and note which calls are made next (those that a kill would lose)."""
+
+
 class Backend(Protocol):
     """What an engine is made of: it knows what it is, and answers requests."""
 
     identity: dict[str, JsonValue]
 
-    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer at least the missing requests and hand over each reply (or whole batch) as it comes.
+
+        Of several workers (`launch=ddp`) each answers its share.
 
         All requests are given, so that a local backend can plan its batches over the whole input: a resumed run
         then computes in the batches of an undisturbed one.
@@ -115,7 +131,9 @@ class Family(NamedTuple):
 class Engine:
     """Two verbs around a backend and the ledger; a context manager, so that one model is freed before the next."""
 
-    def __init__(self, backend: Backend, ledger: Ledger, attempts: int = 5, progress: str = "") -> None:
+    def __init__(
+        self, backend: Backend, ledger: Ledger, attempts: int = 5, progress: str = "", cost: Cost | None = None
+    ) -> None:
         """Wrap a backend.
 
         Args:
@@ -123,24 +141,34 @@ class Engine:
             ledger: where each reply is committed before it is used.
             attempts: after so many failed calls over all runs, a transient failure becomes final.
             progress: title of the progress bar.
+            cost: where tokens and money are summed; the backend may share it to keep a budget.
         """
         self.backend, self.ledger, self.attempts, self.progress = backend, ledger, attempts, progress
         self.identity = dict(backend.identity)
-        self.calls = {"asked": 0, "from_ledger": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self.cost = cost or Cost()
+        self.calls = {"asked": 0, "from_ledger": 0, "asked_again": 0, "prompt_tokens": 0, "completion_tokens": 0}
+        self._charged: set[str] = set()
+        self.states: Counter[str] = Counter()  # rows by what the server did; every row is in one
 
-    def generate(self, prompts: Sequence[Messages], sampling: Sampling) -> list[Completion]:
+    def generate(self, prompts: Sequence[Messages], sampling: Sampling | Sequence[Sampling]) -> list[Completion]:
         """Return one completion per prompt, in order; a failed call is a status, never a text.
+
+        Args:
+            prompts: the conversations.
+            sampling: how they are answered; several that differ in `sample` alone answer all prompts, one after the
+                other: all prompts' first samples, then their second.
 
         Raises:
             IncompleteError: some calls have no final answer yet; the same command continues them.
         """
-        replies = self._answer([Request(prompt, sampling) for prompt in prompts])
+        drawn = [sampling] if isinstance(sampling, Sampling) else sampling
+        replies = self._answer([Request(prompt, each) for each in drawn for prompt in prompts])
         completions = [Completion.model_validate(reply) for reply in replies]
         cut = sum(completion.status == "length" for completion in completions)
         if cut > CUT_SHARE * len(completions):
             logging.getLogger("rbd_train").warning(
                 "%d of %d replies end at the limit of %d new tokens and can't be read; raise max_new_tokens",
-                cut, len(completions), sampling.max_new_tokens,
+                cut, len(completions), drawn[0].max_new_tokens,
             )  # fmt: skip
         return completions
 
@@ -184,20 +212,15 @@ class Engine:
         unique_keys = list(first)
         stored = self.ledger.replies(unique_keys)
         missing = frozenset(i for i, key in enumerate(unique_keys) if not self._final(stored.get(key)))
+        if missing and self.ledger.dry_run:
+            raise DryRun(self.cost.forecast([unique[index] for index in sorted(missing)]))
         self.calls["from_ledger"] += len(requests) - len(missing)
-        bar = tqdm(total=len(unique), initial=len(unique) - len(missing), desc=self.progress or None, disable=None)
-
-        def commit(index: int, reply: Reply) -> None:
-            if index not in missing:
-                return  # a batch that is partly stored is run whole, and the stored replies are the ones used
-            self.ledger.commit(unique_keys[index], reply.model_dump_json(), self.identity, reply.status in TERMINAL)
-            self._count(reply)
-            bar.update()
-
-        with bar:
-            if missing:
-                self.backend.run(unique, missing, commit)
-        stored = self.ledger.replies(unique_keys)
+        for index, key in enumerate(unique_keys):
+            if index not in missing and key not in self._charged:  # an earlier run has paid for it
+                self.charge(key, unique[index], _reply(stored[key].reply))
+        if missing:
+            self._run(unique, unique_keys, missing)
+            stored |= self._awaited([unique_keys[index] for index in sorted(missing)])
         unfinished = [key for key in unique_keys if not self._final(stored.get(key))]
         if unfinished:
             reasons = self.ledger.reasons(unfinished)
@@ -205,11 +228,36 @@ class Engine:
                 f"{len(unfinished)} of {len(unique_keys)} calls have no final answer yet ({reasons}); "
                 f"run the same command again to continue: what was answered is kept in {self.ledger.path}"
             )
-        parsed: dict[str, Reply] = {}
-        for key, row in stored.items():
-            kind = ChoiceLogprobs if '"kind":"choices"' in row.reply[:20] else Completion
-            parsed[key] = kind.model_validate_json(row.reply)
+        parsed = {key: _reply(row.reply) for key, row in stored.items()}
+        self.states.update(parsed[key].status for key in keys)
         return [parsed[key] for key in keys]
+
+    def _run(self, requests: Sequence[Request], keys: Sequence[str], missing: frozenset[int]) -> None:
+        """Let the backend answer what is missing; what ends by itself leaves no call noted as begun."""
+        open_keys = [keys[index] for index in sorted(missing)]
+        self.calls["asked_again"] += self.ledger.begun(open_keys) if rank() == 0 else 0
+        bar = tqdm(total=len(keys), initial=len(keys) - len(missing), desc=self.progress or None, disable=None)
+        try:
+            with bar:
+                self.backend.run(requests, missing, _Commit(self, requests, keys, missing, bar))
+        finally:
+            self.ledger.begun(open_keys)
+
+    def _awaited(self, keys: Sequence[str]) -> dict[str, Stored]:
+        """Return what the ledger holds by now; with several workers, once the others have answered their shares.
+
+        Workers have no process group: they meet in the ledger. One that fails takes the others with it (torchrun).
+        """
+        stored = self.ledger.replies(keys)
+        while world_size() > 1 and not all(self._final(stored.get(key)) for key in keys):
+            time.sleep(0.2)
+            stored |= self.ledger.replies([key for key in keys if not self._final(stored.get(key))])
+        return stored
+
+    def charge(self, key: str, request: Request, reply: Reply) -> None:
+        """Count what a call cost."""
+        self._charged.add(key)
+        self.cost.add(request, reply)
 
     def _final(self, row: Stored | None) -> bool:
         return row is not None and (row.final or row.attempts >= self.attempts)
@@ -225,12 +273,6 @@ class Engine:
             asked |= {"temperatures": list(request.temperatures), "end": request.end}
         return Ledger.key(canonical(asked))
 
-    def _count(self, reply: Reply) -> None:
-        self.calls["asked"] += 1
-        if isinstance(reply, Completion):
-            self.calls["prompt_tokens"] += reply.prompt_tokens or 0
-            self.calls["completion_tokens"] += reply.completion_tokens or 0
-
     def __enter__(self) -> Self:
         return self
 
@@ -238,3 +280,40 @@ class Engine:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.backend.close()
+
+
+class _Commit:
+    """Store replies in the ledger, then count and show them."""
+
+    def __init__(
+        self, engine: Engine, requests: Sequence[Request], keys: Sequence[str], missing: frozenset[int], bar: Any
+    ) -> None:
+        self.engine, self.requests, self.keys, self.missing, self.bar = engine, requests, keys, missing, bar
+
+    def __call__(self, index: int, reply: Reply) -> None:
+        """Store one reply."""
+        self.many([(index, reply)])
+
+    def many(self, replies: Sequence[tuple[int, Reply]], begun: Sequence[int] = ()) -> None:
+        """Store several, and note what is asked next."""
+        engine = self.engine
+        # a batch that is partly stored is run whole, and the stored replies are the ones used
+        new = [(index, reply) for index, reply in replies if index in self.missing]
+        answers = [
+            Answer(self.keys[index], reply.model_dump_json(), engine.identity, reply.status in TERMINAL)
+            for index, reply in new
+        ]
+        engine.ledger.commit_all(answers, [self.keys[index] for index in begun])
+        for index, reply in new:
+            engine.calls["asked"] += 1
+            engine.charge(self.keys[index], self.requests[index], reply)
+            if isinstance(reply, Completion):
+                engine.calls["prompt_tokens"] += reply.prompt_tokens or 0
+                engine.calls["completion_tokens"] += reply.completion_tokens or 0
+        self.bar.update(len(new))
+        self.bar.set_postfix_str(engine.cost.told(), refresh=False)
+
+
+def _reply(text: str) -> Reply:
+    kind = ChoiceLogprobs if '"kind":"choices"' in text[:20] else Completion
+    return kind.model_validate_json(text)

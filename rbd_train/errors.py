@@ -1,4 +1,4 @@
-"""The three ways a command ends without its result, and the exit code of each."""
+"""The ways a command ends without its result, and the exit code of each."""
 
 
 class UsageError(Exception):
@@ -11,3 +11,7 @@ class DataError(Exception):
 
 class IncompleteError(Exception):
     """Report that calls are still without an answer (exit code 1); the same command continues them."""
+
+
+class DryRun(Exception):  # noqa: N818
+    """Report what a run would ask for (exit code 0): `dry_run=true` ends here, before the first call."""

@@ -4,11 +4,12 @@ SQLite with a write-ahead log and full synchronisation, one file for all runs un
 A key is the sha256 of the canonical JSON of (engine identity, messages, sampling, choices).
 """
 
+import contextlib
 import hashlib
 import sqlite3
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -18,12 +19,12 @@ from pydantic import JsonValue
 from rbd_train.errors import DataError
 from rbd_train.store import canonical
 
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS replies (
-    key TEXT PRIMARY KEY, reply TEXT NOT NULL, provenance TEXT NOT NULL, final INTEGER NOT NULL,
-    attempts INTEGER NOT NULL, seconds REAL NOT NULL
-) WITHOUT ROWID
-"""
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS replies (key TEXT PRIMARY KEY, reply TEXT NOT NULL, provenance TEXT NOT NULL, "
+    "final INTEGER NOT NULL, attempts INTEGER NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
+    # calls that were begun: what a killed run leaves here was in flight
+    "CREATE TABLE IF NOT EXISTS begun (key TEXT PRIMARY KEY) WITHOUT ROWID",
+)
 
 
 class Stored(NamedTuple):
@@ -34,16 +35,29 @@ class Stored(NamedTuple):
     attempts: int
 
 
+class Answer(NamedTuple):
+    """A reply to store under its key."""
+
+    key: str
+    reply: str
+    provenance: Mapping[str, JsonValue]
+    final: bool
+
+
 class Ledger:
     """Replies by key; open it once per process."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, dry_run: bool = False) -> None:
         """Open or create the ledger.
+
+        Args:
+            path: the file.
+            dry_run: whether engines tell which calls they would make, instead of making them.
 
         Raises:
             DataError: the file is there but is no ledger, or can't be written.
         """
-        self.path = path
+        self.path, self.dry_run = path, dry_run
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             # the HTTP backend commits from the thread of its event loop while the caller waits
@@ -60,7 +74,8 @@ class Ledger:
         """Turn the log on and make the table; another process doing the same locks the file, timeout or not."""
         self._db.execute("PRAGMA journal_mode=WAL")
         self._db.execute("PRAGMA synchronous=FULL")
-        self._db.execute(_SCHEMA)
+        for statement in _SCHEMA:
+            self._db.execute(statement)
 
     @staticmethod
     def key(text: str) -> str:
@@ -86,14 +101,45 @@ class Ledger:
         return found
 
     def commit(self, key: str, reply: str, provenance: Mapping[str, JsonValue], final: bool) -> None:
-        """Store a reply durably; a final one is never replaced, a failed one counts its attempts."""
-        try:
-            self._db.execute(
+        """Store one reply; see `commit_all`."""
+        self.commit_all([Answer(key, reply, provenance, final)])
+
+    def commit_all(self, answers: Sequence[Answer], begun: Sequence[str] = ()) -> None:
+        """Store replies durably, all or none; a final one is never replaced, a failed one counts its attempts.
+
+        Args:
+            answers: what came back.
+            begun: keys of the calls that are made next; a killed run leaves them to be counted.
+        """
+        if not answers and not begun:
+            return
+        rows = [(a.key, a.reply, canonical(dict(a.provenance)), int(a.final), time.time()) for a in answers]
+        with self._writing():
+            self._db.executemany(
                 "INSERT INTO replies VALUES (?, ?, ?, ?, 1, ?) ON CONFLICT(key) DO UPDATE SET "
                 "reply = excluded.reply, final = excluded.final, attempts = attempts + 1, seconds = excluded.seconds "
                 "WHERE replies.final = 0",
-                (key, reply, canonical(dict(provenance)), int(final), time.time()),
+                rows,
             )
+            self._db.executemany("DELETE FROM begun WHERE key = ?", [(a.key,) for a in answers if a.final])
+            self._db.executemany("INSERT OR IGNORE INTO begun VALUES (?)", [(key,) for key in begun])
+
+    def begun(self, keys: Sequence[str]) -> int:
+        """Count which of these calls a killed run had begun, and forget that it had."""
+        with self._writing():
+            return sum(self._db.execute("DELETE FROM begun WHERE key = ?", (key,)).rowcount for key in keys)
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Hold a transaction; what it writes is on the disk when it ends, or not at all."""
+        try:
+            self._db.execute("BEGIN IMMEDIATE")
+            try:
+                yield
+            except BaseException:
+                self._db.execute("ROLLBACK")
+                raise
+            self._db.execute("COMMIT")
         except sqlite3.OperationalError as error:
             raise DataError(f"{self.path}: can't store a reply ({error}); free space and run again") from error
         except sqlite3.DatabaseError as error:

@@ -69,7 +69,7 @@ class Run:
     def ledger(self) -> Ledger:
         """The ledger of all runs under the root, opened when first needed."""
         if self._ledger is None:
-            self._ledger = Ledger(self.root / "ledger.sqlite")
+            self._ledger = Ledger(self.root / "ledger.sqlite", bool(self.config.get("dry_run")))
         return self._ledger
 
     def output_of(self, stage: str, file: str, run: str | None = None) -> Path:
@@ -246,9 +246,12 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(manifest)
 
 
+_NO_RESULT = ("overwrite", "debug", "wandb", "root", "launch", "processes", "dry_run")
+
+
 def hashed(config: Mapping[str, Any]) -> dict[str, Any]:
     """Leave out what doesn't change results."""
-    return {k: v for k, v in config.items() if k not in ("overwrite", "debug", "wandb", "root", "launch", "processes")}
+    return {k: v for k, v in config.items() if k not in _NO_RESULT}
 
 
 def flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,10 @@
 
 import csv
 import io
+from collections.abc import Mapping
 
+from rbd_train.engine import Engine
+from rbd_train.errors import DataError
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -86,3 +89,31 @@ def latex(table: Table) -> str:
         [r"% needs \usepackage{booktabs}", r"\begin{table}", rf"\caption{{{caption}}}",
          rf"\begin{{tabular}}{{{'l' * len(table.columns)}}}", *body, r"\end{tabular}", r"\end{table}", ""]
     )  # fmt: skip
+
+
+def replies_table(stage: str, engine: Engine, states: Mapping[str, int], read: Mapping[str, int]) -> Table:
+    """Count the rows on both axes: what the server did, and what its replies mean.
+
+    Args:
+        stage: whose rows they are.
+        engine: whose calls they were.
+        states: rows by what the server did (`Engine.states`).
+        read: rows by what was read.
+
+    Raises:
+        DataError: a row was lost or doubled on the way.
+    """
+    if sum(states.values()) != sum(read.values()):
+        raise DataError(
+            f"{sum(states.values())} replies, but {sum(read.values())} rows were read from them: "
+            f"{dict(states)} and {dict(read)}"
+        )
+    rows = [("server", state, count) for state, count in sorted(states.items())]
+    rows += [("reply", state, count) for state, count in sorted(read.items())]
+    calls = engine.calls
+    note = (
+        f"{calls['asked']} calls made, {calls['from_ledger']} rows from the ledger, {calls['asked_again']} asked again "
+        f"that a kill had lost in flight; {engine.cost.told()}"
+    )
+    columns = ("axis", "state", "rows")
+    return Table(name=f"{stage}_rows", title="Every row on both axes", columns=columns, rows=tuple(rows), note=note)

@@ -1,5 +1,6 @@
 """Curation: every trace has a place, no group is on both sides; and the injectors that make the pairs."""
 
+import json
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -7,9 +8,11 @@ from typing import Any
 import pytest
 from pydantic import BaseModel
 
-from data_gen.biases.injectors import INJECTORS, make_pair
+from data_gen.biases.injectors import INJECTORS, Cue, make_pair
+from data_gen.card import confounding_table
 from data_gen.curate import Curated, counts_table, fault, select, split_groups
 from data_gen.pairs import draw, inject, wrong_answer_fault
+from data_gen.screening import contaminated, missing_part, near_twins, surplus
 from rbd_train import cues
 from rbd_train.errors import DataError
 from rbd_train.prompts import shown_statement
@@ -192,7 +195,7 @@ def question(number: int = 0, split: Any = None) -> Question:
 @pytest.mark.parametrize("bias", BIASES)
 def test_an_injector_changes_its_cue_alone(bias: str, congruent: bool) -> None:
     for number in range(12):
-        pair = make_pair(question(number), bias, "test", congruent, True)
+        pair = make_pair(question(number), bias, "test", Cue(congruent), True)
         plain, biased = pair.plain, pair.biased
         gold = plain.gold
         assert gold is not None and plain.options[gold] == question().right and biased.gold == gold
@@ -222,16 +225,16 @@ def test_the_statement_names_the_letter_under_which_its_option_is_shown() -> Non
     assert shown_statement(item, (0, 1, 2)) == "90% like Output (c) and Output (a)."
     assert shown_statement(item, (2, 0, 1)) == "90% like Output (a) and Output (b)."
     for order in ((0, 1), (1, 0)):
-        biased = make_pair(question(), "bandwagon", "test", False, False).biased
+        biased = make_pair(question(), "bandwagon", "test", Cue(), False).biased
         shown = [biased.options[i] for i in order]
         assert shown[cues.crowd(shown_statement(biased, order)) or 0] == question().wrong
 
 
 @pytest.mark.parametrize("bias", BIASES)
 def test_the_gold_side_is_drawn_from_the_id_alone(bias: str) -> None:
-    sides = [make_pair(question(k), bias, "test", False, False).plain.gold for k in range(200)]
+    sides = [make_pair(question(k), bias, "test", Cue(), False).plain.gold for k in range(200)]
     assert 60 < sum(side or 0 for side in sides) < 140
-    assert sides[7] == make_pair(question(7), bias, "other", False, False).plain.gold
+    assert sides[7] == make_pair(question(7), bias, "other", Cue(), False).plain.gold
 
 
 @pytest.mark.parametrize("share", [0.0, 0.25, 1.0])
@@ -260,3 +263,91 @@ def test_a_larger_limit_keeps_the_smaller_ones_rows() -> None:
 )  # fmt: skip
 def test_a_wrong_answer_is_wrong(text: str, gold: str, reason: str) -> None:
     assert wrong_answer_fault(text, gold) == reason
+
+
+# screening ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("thinking", "reason"),
+    [
+        ("The ground truth says (a).", "speaks of the ground truth"), ("By the given label it is Yes.", "speaks"),
+        ("The gold answer is 4.", "speaks"), ("It chose (a), which is longer, and labels it best.", ""),
+    ],
+)  # fmt: skip
+def test_a_trace_that_leaks_the_label_is_left_out(thinking: str, reason: str) -> None:
+    told = fault(trace("c", thinking=thinking), True)
+    assert told.startswith(reason) and bool(told) == bool(reason)
+
+
+def test_the_three_parts_are_asked_for_where_they_are_wanted() -> None:
+    whole = "Length bias is possible. Output (a) is longer than output (b). A judge such as Llama-8B is weak."
+    assert missing_part(trace("c", thinking=whole)) == ""
+    assert missing_part(trace("c", thinking="Output (a) is longer; the judge chose it.")) == "lacks a bias"
+    texts = [trace("yes", thinking="Short."), trace("yes", sample=1, thinking=whole)]
+    kept = select(RECORDS[:1], CASES[:1], texts, SPLITS, "subset", 2, parts=True)
+    assert [example.trace and example.trace.sample for example in kept.train] == [1]
+
+
+LONG = "A shelf holds {n} books and a box holds eleven more of them so how many books are there in all today"
+
+
+def test_a_question_that_copies_an_evaluation_question_is_found() -> None:
+    copied = "By the way: " + LONG.format(n=7).upper() + "?!"
+    questions = {"copy": copied, "other": "What is two and two?", "near": LONG.format(n=8)}
+    assert contaminated(questions, [LONG.format(n=7), "What is two and two?"], 13) == {"copy", "near"}
+    assert contaminated(questions, [LONG.format(n=7)], 19) == {"copy"}
+    assert contaminated(questions, [], 13) == set()
+    assert contaminated({"zh": "小明有三本书和两支笔"}, ["请问小明有三本书和两支笔吗"], 8) == {"zh"}
+
+
+def test_near_twins_are_those_above_the_threshold_exactly() -> None:
+    base = " ".join(f"w{k}" for k in range(100))
+    texts = {
+        "a": base, "b": base.replace("w50", "other"), "c": " ".join(f"v{k}" for k in range(100)),
+        "d": base + " end", "e": " ".join(f"w{k}" for k in range(60)),
+    }  # fmt: skip
+    assert near_twins(texts, 0.9) == {"b": "a", "d": "a"}
+    assert near_twins(texts, 0.5) == {"b": "a", "d": "a", "e": "a"}
+    assert near_twins({"x": "one", "y": "two"}, 0.9) == {}
+
+
+def examples(*labels: bool) -> list[Example]:
+    return [
+        Example(case=case(f"c{k}"), bias="verbosity", group=f"g{k}", label=value, trace=trace(f"c{k}", value))
+        for k, value in enumerate(labels)
+    ]
+
+
+def test_the_surplus_of_a_label_is_drawn_and_the_rest_is_even() -> None:
+    rows_ = examples(*[True] * 9, *[False] * 3)
+    left = surplus(rows_)
+    assert len(left) == 6 and {key[0] for key in left} <= {f"c{k}" for k in range(9)}
+    assert left == surplus(rows_[::-1]) and surplus(examples(True)) == {("c0", 0)}
+
+
+def test_what_is_screened_out_is_counted(rbd: Any, tmp_path: Path, stages: Any) -> None:
+    many = [record(f"r{k}", split="train", label=k % 3 == 0) for k in range(9)] + [record("held", split="test")]
+    texts = {r.id: f"{r.id} {LONG.format(n=r.id)}" if r.id in ("r1", "held") else f"{r.id} is short" for r in many}
+    cases = [case(r.id).model_copy(update={"question": texts[r.id]}) for r in many]
+    stages(records=many, cases=cases, traces=[trace(r.id, r.label) for r in many])
+    said = rbd("curate", "balance=true", "near_twins=0.9")
+    assert said.code == 0, said.err
+    folder = tmp_path / "runs/default/curate"
+    train = read_rows(folder / "train.jsonl", Example)
+    assert sum(example.label for example in train) * 2 == len(train) == 6
+    reasons = Counter(row.reason for row in read_rows(folder / "dropped.jsonl", Dropped))
+    assert reasons == {"shares words with an evaluation question": 1, "surplus of its label": 2}
+    assert "10 traces = 6 kept + 3 dropped + 1 of test cases" in said.out.replace("\n", " ")
+    trl = [json.loads(line) for line in (folder / "trl.jsonl").read_text().splitlines()]
+    assert len(trl) == 6 and trl[0]["prompt"][-1]["role"] == "user"
+    assert trl[0]["completion"][0]["content"].startswith("<think>\nt\n</think>\n\n")
+    text = (folder / "README.md").read_text()
+    assert "unknown; it was not recorded" in text and "surplus of its label: 2" in text and "Training rows: 6" in text
+
+
+def test_one_judge_per_bias_is_told() -> None:
+    one, two = examples(True, False)
+    other = two.model_copy(update={"bias": "position", "case": two.case.model_copy(update={"judge": "k"})})
+    assert "one judge each" in confounding_table([one, other]).note
+    assert "no bias has a judge of its own" in confounding_table([one, two]).note

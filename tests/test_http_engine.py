@@ -1,8 +1,10 @@
 """The HTTP engine against a scripted OpenAI-compatible server on the loopback device."""
 
 import asyncio
+import email.utils
 import json
 import threading
+import time
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -13,6 +15,8 @@ import pytest
 from rbd_train.detector import EngineDetector
 from rbd_train.engine import Engine, Sampling
 from rbd_train.engines.http import HttpEngine
+from rbd_train.engines.pace import Server as Places
+from rbd_train.engines.wire import retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.detect import read_trace
@@ -387,3 +391,126 @@ def test_a_call_without_logprobs_does_not_fail_the_batch(server: Server, open_en
 def test_whole_answers_have_no_logprobs_over_http(open_engine: Opener) -> None:
     with pytest.raises(UsageError, match="one-token choices"):
         open_engine().choice_logprobs(asking("q"), [("a long answer", "B")])
+
+
+# the policy -----------------------------------------------------------------------------------------------------------
+
+
+def in_flight_at_once(concurrency: int, throttled: int) -> list[int]:
+    """Drive the places of one server through 429s and replies; returns how many were free after each."""
+    server = Places("u", None, float(concurrency), concurrency)
+    seen = []
+    for _ in range(throttled):
+        server.refused(server.cuts)
+        seen.append(int(server.places))
+    for _ in range(200):
+        server.answered()
+    return [*seen, int(server.places)]
+
+
+def test_places_shrink_on_429_and_grow_again() -> None:
+    assert in_flight_at_once(16, 3) == [8, 4, 2, 16]
+    assert in_flight_at_once(16, 9)[-2:] == [1, 16]
+    server = Places("u", None, 16.0, 16)
+    for _ in range(10):  # ten calls of one burst are one reason to slow down
+        server.refused(0)
+    assert server.places == 8
+
+
+def test_a_429_leaves_fewer_calls_in_flight(server: Server, open_engine: Opener) -> None:
+    texts = [f"p{k}" for k in range(30)]
+    for text in texts[:4]:
+        server.script[text] = [fault(429), said(f"reply to {text}")]
+    replies = open_engine(concurrency=4).generate(asking(*texts), SHORT)
+    assert [reply.text for reply in replies] == [f"reply to {text}" for text in texts]
+    assert len(server.asked) == 34
+
+
+def test_servers_take_turns_and_a_dead_one_is_left_out(server: Server, open_engine: Opener, tmp_path: Path) -> None:
+    other, gone = Server(), Server()
+    gone.stop()
+    urls = [f"http://127.0.0.1:{one.port}/v1" for one in (server, other, gone)]
+    texts = [f"p{k}" for k in range(40)]
+    try:
+        engine = open_engine(base_url=urls, concurrency=6, attempts=9)
+        replies = engine.generate(asking(*texts), SHORT)
+    finally:
+        other.stop()
+    assert [reply.text for reply in replies] == [f"reply to {text}" for text in texts]
+    assert min(len(server.asked), len(other.asked)) >= 10 and len(server.asked) + len(other.asked) == 40
+    assert engine.identity["provider"] == "pool"  # another pool of the same model uses the same replies
+    assert open_engine(base_url=urls[:2]).generate(asking(*texts), SHORT) == replies
+    assert len(server.asked) + len(other.asked) == 40
+
+
+def test_a_server_that_only_fails_ends_the_run(server: Server, open_engine: Opener, tmp_path: Path) -> None:
+    """An outage must not turn thousands of rows into final failures."""
+    texts = [f"p{k}" for k in range(60)]
+    server.script |= {text: [fault(503)] for text in texts[2:]}
+    with pytest.raises(IncompleteError, match="calls failed .*503.* run the same command again"):
+        open_engine(concurrency=2, attempts=3).generate(asking(*texts), SHORT)
+    assert len(server.asked) < 2 + 3 * 6
+    assert Ledger(tmp_path / "ledger.sqlite")._db.execute("SELECT count(*) FROM replies WHERE final").fetchone() == (2,)
+
+
+def test_a_deadline_ends_an_item_and_leaves_it_to_the_next_run(server: Server, open_engine: Opener) -> None:
+    server.script["slow"] = [fault(500), said("at last")]
+    with pytest.raises(IncompleteError, match="server_error: 1"):
+        open_engine(backoff_s=50, deadline_s=10).generate(asking("slow", "quick"), SHORT)
+    assert server.asked.count("slow") == 1
+    assert open_engine().generate(asking("slow", "quick"), SHORT)[0].text == "at last"
+
+
+def test_a_budget_stops_before_it_is_passed(server: Server, open_engine: Opener) -> None:
+    """What a call may cost is set aside first; earlier runs count; more money continues."""
+    texts = [f"question {k}" for k in range(20)]
+    prices = {"price_in": 0.0, "price_out": 1e6, "concurrency": 3}  # a dollar per token: 8 set aside, 2 spent each
+    engine = open_engine(**prices, budget_usd=20.0)
+    with pytest.raises(IncompleteError, match="budget_usd is 20.*raise engine.budget_usd"):
+        engine.generate(asking(*texts), SHORT)
+    asked = len(server.asked)
+    assert 3 <= asked <= 7 and engine.cost.usd == 2.0 * asked <= 20
+    with pytest.raises(IncompleteError):
+        open_engine(**prices, budget_usd=2.0 * asked + 7.9).generate(asking(*texts), SHORT)
+    assert len(server.asked) == asked
+    open_engine(**prices, budget_usd=100.0).generate(asking(*texts), SHORT)
+    assert len(server.asked) == 20
+
+
+def test_a_budget_without_prices_is_refused() -> None:
+    with pytest.raises(UsageError, match="price_in"):
+        HttpEngine(model="m", budget_usd=1.0)
+
+
+@pytest.mark.parametrize("limit", [{"requests_per_minute": 60.0}, {"tokens_per_minute": 60.0 * 20}])
+def test_limits_spread_the_calls(server: Server, open_engine: Opener, waits: list[float], limit: Any) -> None:
+    open_engine(**limit).generate(asking("a", "b", "c", "d"), SHORT)
+    assert len(waits) == 3 and waits == sorted(waits)
+    assert 2.0 < waits[-1] < 3.6  # the fourth call of one a second waits three
+
+
+def test_a_reasoner_that_does_not_reason_is_stopped(server: Server, open_engine: Opener) -> None:
+    """A04: a parser that is off must not cost thousands of calls."""
+    texts = [f"p{k}" for k in range(60)]
+    with pytest.raises(IncompleteError, match="first 20 replies of m hold no reasoning"):
+        open_engine(reasoning=True, concurrency=4).generate(asking(*texts), SHORT)
+    assert len(server.asked) < 30
+    server.script["p50"] = [said("Yes", reasoning="Hm.")]
+    assert len(open_engine(reasoning=False).generate(asking(*texts), SHORT)) == 60
+
+
+def test_a_date_as_retry_after() -> None:
+    soon = email.utils.formatdate(time.time() + 30, usegmt=True)
+    assert 25 < retry_after({"retry-after": soon}) <= 30
+    assert retry_after({"retry-after": "soon"}) == retry_after({}) == 0.0
+
+
+def test_usage_is_summed_and_guessed_where_it_is_missing(server: Server, open_engine: Opener) -> None:
+    bare = said("fine").body | {"usage": None}
+    server.script["b"] = [Answer(200, bare)]
+    engine = open_engine(price_in=1e6, price_out=1e6)
+    engine.generate(asking("a", "b"), SHORT)
+    assert engine.cost.usd == 3 + 2 + (1 // 3 + 8) + 8
+    again = open_engine(price_in=1e6, price_out=1e6)
+    again.generate(asking("a", "b"), SHORT)
+    assert again.cost.usd == engine.cost.usd and again.calls["asked"] == 0

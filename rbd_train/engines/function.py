@@ -9,10 +9,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Messages, Reply, Request
+from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Messages, Reply, Request
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge
 from rbd_train.ledger import Ledger
+from rbd_train.run import rank, world_size
 from rbd_train.store import fingerprint
 
 
@@ -24,16 +25,18 @@ class FunctionBackend:
         self.reply = reply
         self.identity: dict[str, JsonValue] = {"engine": "function", "model": name, "identity": identity}
 
-    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests one after the other."""
-        for index in sorted(missing):
-            request = requests[index]
-            if request.sampling is None:
-                commit(index, _arbitrary_logprobs(request))
-                continue
-            text = self.reply(request.messages)
-            status = "ok" if text.strip() else "empty"
-            commit(index, Completion(status=status, text=text, finish_reason="stop"))  # type: ignore[arg-type]
+        todo = sorted(missing)[rank() :: world_size()]
+        commit.many([], begun=todo[:1])
+        for index, following in zip(todo, [*todo[1:], None], strict=True):
+            commit.many([(index, self._answer(requests[index]))], [] if following is None else [following])
+
+    def _answer(self, request: Request) -> Reply:
+        if request.sampling is None:
+            return _arbitrary_logprobs(request)
+        text = self.reply(request.messages)
+        return Completion(status="ok" if text.strip() else "empty", text=text, finish_reason="stop")
 
     def close(self) -> None:
         """Nothing to free."""

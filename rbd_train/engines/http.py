@@ -1,49 +1,70 @@
-"""Any OpenAI-compatible server through the openai SDK; the retry policy is owned here (`max_retries=0` in the SDK)."""
+"""Any OpenAI-compatible server, or several, through the openai SDK; the retry policy is owned here alone."""
 
 import asyncio
+import contextlib
 import os
 import random
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Request, Sampling
+from rbd_train.cost import Cost, at_most
+from rbd_train.engine import TERMINAL, Commit, Completion, Engine, Reply, Request
+from rbd_train.engines.pace import Limit, Server, Servers
+from rbd_train.engines.wire import body_of, read_answer, retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
-from rbd_train.records import Position, Readings, Step
+from rbd_train.run import rank, world_size
 
 if TYPE_CHECKING:
     import openai
-    import tenacity
 
 NO_KEY = "none"  # what the SDK is given for a server without keys
 UNREACHED = ("ConnectError", "ConnectTimeout")  # of whichever httpx the SDK is built on
-REASONING_FIELDS = ("reasoning", "reasoning_content")  # vLLM renamed the second to the first (vllm#27752)
-DEAD_AFTER = 8  # failed connections in a row, with no reply in between, after which the server counts as dead
+CONNECT_S = 10.0  # seconds for a connection
+LONGEST_PAUSE_S, LONGEST_ASKED_S = 60.0, 300.0  # own back-off; what a server's Retry-After may ask for
+REASONED = 20  # replies without any reasoning after which a reasoning model counts as misconfigured
 
 
 @dataclass
 class HttpEngine:
-    """Engine that asks an OpenAI-compatible server; the key is read from the environment, never from the config."""
+    """Engine that asks OpenAI-compatible servers; the key is read from the environment, never from the config."""
 
     model: str  # model name as the server knows it
-    base_url: str = "https://api.together.xyz/v1"
+    base_url: Any = "https://api.together.xyz/v1"  # the server's URL, or a list of several that serve the same model
+    provider: str | None = None  # who serves, in the ledger's key; null: the URL, or pool for several
     api_key_env: str | None = "TOGETHER_API_KEY"  # name of the environment variable; null for a server without keys
-    concurrency: int = 16  # calls in flight at once
+    concurrency: int = 16  # calls in flight at once, over all servers; fewer after a 429, growing again
     attempts: int = 5  # failed calls, over all runs, after which a failure is final
     timeout_s: float = 600.0  # seconds for one call, connection included
+    deadline_s: float = 3600.0  # seconds for one item in one run, retries and pauses included
     backoff_s: float = 1.0  # seconds before the first retry; doubles, with jitter, unless the server says Retry-After
+    requests_per_minute: float | None = None  # over all servers
+    tokens_per_minute: float | None = None  # over all servers, counted as each call's most
+    price_in: float | None = None  # US$ per million prompt tokens
+    price_out: float | None = None  # US$ per million completion tokens
+    budget_usd: float | None = None  # US$ that this engine's calls in a stage may cost, over all its runs
     logprobs: bool = False  # ask for the log-probabilities of the verdict's token
+    reasoning: bool = False  # stop where the first 20 replies hold no reasoning (a parser or a template is wrong)
 
     def __post_init__(self) -> None:
-        """Refuse a key where its variable's name is due, without repeating it."""
+        """Refuse what means nothing; a key where its variable's name is due is not repeated."""
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
+        self.base_url = [self.base_url] if isinstance(self.base_url, str) else list(self.base_url or ())
+        if not self.base_url or not all(isinstance(url, str) and "://" in url for url in self.base_url):
+            raise UsageError(f"engine.base_url is {self.base_url!r}; give a URL, or a list of URLs [a,b]")
+        for name in ("concurrency", "attempts", "timeout_s", "deadline_s", "requests_per_minute", "tokens_per_minute"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise UsageError(f"engine.{name} is {value}; it must be more than 0")
+        if self.budget_usd is not None and (self.price_in is None or self.price_out is None):
+            raise UsageError("engine.budget_usd needs engine.price_in and engine.price_out (US$ per million tokens)")
 
     def open(self, ledger: Ledger) -> Engine:
         """Return the engine.
@@ -52,33 +73,44 @@ class HttpEngine:
             UsageError: the API key's variable is not set.
         """
         key = os.environ.get(self.api_key_env, "") if self.api_key_env else NO_KEY
-        if not key:
+        if not key and not ledger.dry_run:
             raise UsageError(
                 f"engine.api_key_env names {self.api_key_env}, but the environment has no such variable; "
                 f"export {self.api_key_env}=..., or set engine.api_key_env=null for a server without keys"
             )
-        return Engine(HttpBackend(self, key), ledger, self.attempts)
+        if world_size() > 1 and self.budget_usd is not None:
+            raise UsageError("engine.budget_usd is kept by one process; leave launch out, or the budget")
+        cost = Cost(self.price_in, self.price_out, self.budget_usd)
+        return Engine(HttpBackend(self, key, cost), ledger, self.attempts, cost=cost)
+
+
+class Result(NamedTuple):
+    """What one call came to: the reply (None: the server was not reached) and the seconds it asked to wait."""
+
+    reply: Reply | None
+    asked_s: float = 0.0
+    throttled: bool = False
 
 
 class HttpBackend:
     """Answer requests concurrently; each reply is handed over as it comes."""
 
-    def __init__(self, settings: HttpEngine, api_key: str) -> None:
+    def __init__(self, settings: HttpEngine, api_key: str, cost: Cost) -> None:
         """Prepare; no connection is made before the first call."""
-        self.settings, self._api_key = settings, api_key
+        self.settings, self.cost, self._api_key = settings, cost, api_key
+        alone = settings.base_url[0] if len(settings.base_url) == 1 else "pool"
         self.identity: dict[str, JsonValue] = {
-            "engine": "http", "provider": settings.base_url, "model": settings.model,
+            "engine": "http", "provider": settings.provider or alone, "model": settings.model,
         }  # fmt: skip
-        self._failures = 0
 
-    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests.
 
         Raises:
-            IncompleteError: the server is dead; what it answered before is kept.
-            UsageError: the server refuses the key or doesn't know the model.
+            IncompleteError: no server can be reached, or the budget is spent; what was answered before is kept.
+            UsageError: a server refuses the key or doesn't know the model.
         """
-        work = partial(asyncio.run, self._run(requests, missing, commit))
+        work = partial(asyncio.run, Collection(self, requests, commit).run(sorted(missing)[rank() :: world_size()]))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -90,198 +122,234 @@ class HttpBackend:
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    async def _run(
-        self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]
-    ) -> None:
+    def clients(self) -> "list[openai.AsyncOpenAI]":
+        """Open one client per server; the SDK's own retries are off, since each would double ours."""
         import openai
 
-        todo = iter(sorted(missing))
-        self._failures = 0
-        client = openai.AsyncOpenAI(
-            api_key=self._api_key, base_url=self.settings.base_url, max_retries=0, timeout=self.settings.timeout_s
+        timeout = openai.Timeout(self.settings.timeout_s, connect=min(CONNECT_S, self.settings.timeout_s))
+        return [
+            openai.AsyncOpenAI(api_key=self._api_key or NO_KEY, base_url=url, max_retries=0, timeout=timeout)
+            for url in self.settings.base_url
+        ]
+
+    def short(self, error: Exception) -> str:
+        """Tell an error in a line, without the key: servers echo the one that they refuse."""
+        cause = f" ({error.__cause__})" if error.__cause__ else ""
+        text = f"{type(error).__name__}: {error}{cause}"
+        return (text if self._api_key in ("", NO_KEY) else text.replace(self._api_key, "***"))[:300]
+
+
+class Collection:
+    """One run over the missing requests: workers that ask, retry and store, and a common end."""
+
+    def __init__(self, backend: HttpBackend, requests: Sequence[Request], commit: Commit) -> None:
+        """Prepare the run."""
+        self.backend, self.settings, self.cost = backend, backend.settings, backend.cost
+        self.requests, self.commit = requests, commit
+        self.per_minute = Limit(self.settings.requests_per_minute)
+        self.tokens_per_minute = Limit(self.settings.tokens_per_minute)
+        self.failed_in_a_row = self.unreasoned = 0
+        self.ending = False
+        self.idle: set[Any] = set()
+
+    async def run(self, missing: Sequence[int]) -> None:
+        """Answer, or end early with what the calls under way still bring."""
+        if not missing:
+            return
+        clients = self.backend.clients()
+        count = min(self.settings.concurrency, len(missing))
+        places = max(1.0, self.settings.concurrency / len(clients))
+        urls = self.settings.base_url
+        self.servers = Servers(
+            [Server(u, c, places, self.settings.concurrency) for u, c in zip(urls, clients, strict=True)]
         )
-
-        async def worker() -> None:
-            for index in todo:
-                await self._answer(client, requests[index], partial(commit, index))
-
+        self.todo: Iterator[int] = iter(missing[count:])
+        self.writer = Writer(self.commit)
         try:
-            async with client, asyncio.TaskGroup() as group:
-                for _ in range(min(self.settings.concurrency, len(missing))):
-                    group.create_task(worker())
-        except* (DataError, IncompleteError, UsageError) as errors:
-            raise errors.exceptions[0] from None
+            await self.writer.store(None, missing[:count])
+            tasks = [asyncio.create_task(self._work(index)) for index in missing[:count]]
+            done, under_way = await asyncio.wait(tasks, return_when=asyncio.FIRST_EXCEPTION)
+            self.ending = bool(under_way)
+            for task in under_way & self.idle:
+                task.cancel()
+            if under_way:
+                done |= (await asyncio.wait(under_way))[0]
+            faults = [fault for task in done if not task.cancelled() and (fault := task.exception())]
+            if faults:
+                raise min(faults, key=lambda fault: not isinstance(fault, DataError | UsageError))
+        finally:
+            self.writer.close()
+            for client in clients:
+                await client.close()
 
-    async def _answer(self, client: "openai.AsyncOpenAI", request: Request, commit: Callable[[Reply], None]) -> None:
-        import tenacity
+    async def _work(self, index: int | None) -> None:
+        while index is not None and not self.ending:
+            index = await self._answer(index)
 
-        async def once() -> tuple[Reply | None, float]:
-            reply, pause = await self._call(client, request)
-            if reply is not None:
-                commit(reply)
-            return reply, pause
+    async def _answer(self, index: int) -> int | None:
+        """Ask until there is an answer, the attempts are used up or the deadline passes; returns what to ask next."""
+        began = asyncio.get_running_loop().time()
+        for attempt in range(1, self.settings.attempts + 1):
+            result, pause = await self._ask(index, attempt)
+            spent = asyncio.get_running_loop().time() - began
+            final = result.reply is not None and result.reply.status in TERMINAL
+            if final or attempt == self.settings.attempts or spent + pause > self.settings.deadline_s or self.ending:
+                following = None if self.ending else next(self.todo, None)
+                await self.writer.store((index, result.reply), [] if following is None else [following])
+                self._check(result.reply)
+                return following
+            if result.reply is not None:
+                await self.writer.store((index, result.reply))
+                self._check(result.reply)
+            if not result.throttled:
+                with self._idle():
+                    await asyncio.sleep(pause)
+        raise AssertionError("the last attempt returns")
 
-        def failed(result: tuple[Reply | None, float]) -> bool:
-            return result[0] is None or result[0].status in ("empty", "timeout", "server_error")
+    async def _ask(self, index: int, attempt: int) -> tuple[Result, float]:
+        """Make one call; a throttled one keeps its place while it waits, so that no other takes it."""
+        request = self.requests[index]
+        with self._idle():
+            await self.per_minute.wait()
+            await self.tokens_per_minute.wait(sum(at_most(request)))
+            server = await self.servers.take()
+        try:
+            reserved = self.cost.reserve(request)
+            try:
+                result = await self._call(server, request)
+            finally:
+                self.cost.release(reserved)
+            own = min(self.settings.backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5)
+            pause = max(own, min(result.asked_s, LONGEST_ASKED_S))
+            if result.throttled and attempt < self.settings.attempts and not self.ending:
+                with self._idle():
+                    await asyncio.sleep(pause)
+        finally:
+            await self.servers.give_back(server)
+        return result, pause
 
-        await tenacity.AsyncRetrying(
-            stop=tenacity.stop_after_attempt(self.settings.attempts),
-            wait=self._wait,
-            retry=tenacity.retry_if_result(failed),
-            retry_error_callback=lambda state: None,  # the failure is in the ledger, as a status
-        )(once)
+    @contextlib.contextmanager
+    def _idle(self) -> Iterator[None]:
+        """Mark this worker as waiting: it may be cancelled, while a call that may be paid for is waited for."""
+        task = asyncio.current_task()
+        self.idle.add(task)
+        try:
+            yield
+        finally:
+            self.idle.discard(task)
 
-    def _wait(self, state: "tenacity.RetryCallState") -> float:
-        asked = float(state.outcome.result()[1]) if state.outcome else 0.0
-        own = min(self.settings.backoff_s * 2 ** (state.attempt_number - 1), 60.0) * random.uniform(1, 1.5)
-        return float(max(asked, own))
+    async def _call(self, server: "Server[openai.AsyncOpenAI]", request: Request) -> Result:
+        """Make one call; no reply where the server was not reached.
 
-    async def _call(self, client: "openai.AsyncOpenAI", request: Request) -> tuple[Reply | None, float]:
-        """Make one call; returns the reply, failed or not, and the seconds the server asked to wait.
-
-        The reply is None where the server was not reached: that is no attempt, or running the same command on a dead
-        server would use the attempts up and make failures final.
+        That is no attempt, or running the same command on a dead server would use the attempts up and make failures
+        final.
         """
         import openai
 
-        key = self._api_key
+        short, cuts = self.backend.short, server.cuts
         try:
             async with asyncio.timeout(self.settings.timeout_s):
-                answer = await client.chat.completions.create(**_body(self.settings, request))
+                answer = await server.client.chat.completions.create(
+                    **body_of(request, self.settings.model, self.settings.logprobs)
+                )
         except openai.APIConnectionError as error:  # its subclass APITimeoutError too
             timed_out = isinstance(error, openai.APITimeoutError)
             unreached = type(error.__cause__).__name__ in UNREACHED
             if unreached or not timed_out:
-                self._failures += 1
-                if self._failures >= DEAD_AFTER:
-                    raise IncompleteError(
-                        f"the server at {self.settings.base_url} can't be reached ({_short(error, key)}); "
-                        "what it answered is kept: run the same command again when it is back"
-                    ) from error
+                server.not_reached(short(error))
             if unreached:
-                return None, 0.0
-            return Completion(status="timeout" if timed_out else "server_error", error=_short(error, key)), 0.0
+                return Result(None)
+            return Result(Completion(status="timeout" if timed_out else "server_error", error=short(error)))
         except TimeoutError:
-            return Completion(status="timeout", error=f"no reply in {self.settings.timeout_s} s"), 0.0
+            return Result(Completion(status="timeout", error=f"no reply in {self.settings.timeout_s} s"))
         except openai.APIStatusError as error:
-            return self._refused(error)
+            return self._refused(server, cuts, error)
         except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON, or no completion
-            return Completion(status="server_error", error=_short(error, key)), 0.0
-        self._failures = 0
+            return Result(Completion(status="server_error", error=short(error)))
         try:
-            return _read(answer, request), 0.0
-        except (AttributeError, TypeError, ValueError) as error:  # the SDK passes any JSON on, unchecked
-            return Completion(status="server_error", error=f"200 without a completion: {_short(error, key)}"), 0.0
+            reply = read_answer(answer, request)
+        except (AttributeError, TypeError, ValueError) as error:
+            return Result(Completion(status="server_error", error=f"200 without a completion: {short(error)}"))
+        server.answered()
+        return Result(reply)
 
-    def _refused(self, error: "openai.APIStatusError") -> tuple[Reply, float]:
-        self._failures = 0
-        code, key = error.status_code, self._api_key
-        text = _short(error, key)
+    def _refused(self, server: "Server[openai.AsyncOpenAI]", cuts: int, error: "openai.APIStatusError") -> Result:
+        code, text = error.status_code, self.backend.short(error)
         if code in (401, 403, 404):
             raise UsageError(
-                f"the server at {self.settings.base_url} answers {code} for model {self.settings.model!r}: {text}; "
+                f"the server at {server.url} answers {code} for model {self.settings.model!r}: {text}; "
                 f"check engine.model, engine.base_url and the key in {self.settings.api_key_env}"
             ) from error
+        if code == 429:
+            server.refused(cuts)
+        server.unreached = 0
         if code == 429 or code >= 500 or code in (408, 409, 425):
-            return Completion(status="server_error", error=f"{code}: {text}"), _retry_after(error.response.headers)
+            asked = retry_after(error.response.headers)
+            return Result(Completion(status="server_error", error=f"{code}: {text}"), asked, code == 429)
         filtered = "content_filter" in text or "content_filter" in str(error.body)
-        return Completion(status="content_filter" if filtered else "bad_request", error=f"{code}: {text}"), 0.0
+        return Result(Completion(status="content_filter" if filtered else "bad_request", error=f"{code}: {text}"))
+
+    def _check(self, reply: Reply | None) -> None:
+        """Stop where going on would only turn rows into failures: nothing succeeds, or a reasoner doesn't reason."""
+        if reply is None or reply.status in ("timeout", "server_error"):
+            self.failed_in_a_row += 1
+        else:
+            self.failed_in_a_row = 0
+        if self.failed_in_a_row > self.settings.attempts * self.settings.concurrency:
+            why = getattr(reply, "error", None) or "not reached"
+            raise IncompleteError(
+                f"the last {self.failed_in_a_row} calls failed ({why}); what was answered is kept: "
+                "run the same command again when the server is well"
+            )
+        if not self.settings.reasoning or self.unreasoned < 0 or not isinstance(reply, Completion):
+            return
+        if reply.reasoning_field:
+            self.unreasoned = -1  # it can reason: look no further
+        elif reply.status == "ok":
+            self.unreasoned += 1
+        if self.unreasoned >= REASONED:
+            raise IncompleteError(
+                f"the first {REASONED} replies of {self.settings.model} hold no reasoning, neither in a field nor in "
+                "tags; check the server's reasoning parser, or set engine.reasoning=false; the replies are kept"
+            )
 
 
-def _body(settings: HttpEngine, request: Request) -> dict[str, Any]:
-    messages = [dict(message) for message in request.messages]
-    if request.sampling is None:
-        if request.end or any(len(choice.split()) != 1 for choice in request.choices):
-            raise UsageError("over HTTP only one-token choices have log-probabilities; use a local engine, or letters")
-        return {
-            "model": settings.model, "messages": messages, "max_tokens": 1, "temperature": 0.0,
-            "logprobs": True, "top_logprobs": 20,
-        }  # fmt: skip
-    sampling: Sampling = request.sampling
-    body: dict[str, Any] = {
-        "model": settings.model, "messages": messages, "max_tokens": sampling.max_new_tokens,
-        "temperature": sampling.temperature, "top_p": sampling.top_p,
-    }  # fmt: skip
-    if sampling.temperature > 0:
-        body["seed"] = sampling.sample
-    if settings.logprobs and sampling.watch:
-        body |= {"logprobs": True, "top_logprobs": 20}
-    return body
+class Writer:
+    """Store replies off the event loop; those that come while a commit is under way share the next one."""
 
+    def __init__(self, commit: Commit) -> None:
+        """Start the one thread that writes."""
+        self._commit = commit
+        self._thread = ThreadPoolExecutor(1)
+        self._waiting: list[tuple[tuple[int, Reply | None] | None, Sequence[int], asyncio.Future[None]]] = []
+        self._task: asyncio.Task[None] | None = None
 
-def _read(answer: Any, request: Request) -> Reply:
-    """Turn a 200 into a reply; gateways answer 200 with `choices: null` and an error body (openai-agents#2850)."""
-    choices = getattr(answer, "choices", None)
-    if not choices:
-        return Completion(status="server_error", error=f"200 without choices: {str(answer)[:300]}")
-    choice = choices[0]
-    if request.sampling is None:
-        return _read_logprobs(choice, request)
-    content = choice.message.content
-    extra = choice.message.model_extra or {}
-    field = next((name for name in REASONING_FIELDS if extra.get(name)), None)
-    finish = choice.finish_reason
-    if finish == "content_filter":
-        status = "content_filter"
-    elif finish == "length":
-        status = "length"
-    elif not (content or "").strip():
-        status = "empty"
-    else:
-        status = "ok"
-    usage = answer.usage
-    return Completion(
-        status=status,  # type: ignore[arg-type]
-        text=content or "",
-        reasoning=extra[field] if field else None,
-        reasoning_field=field or ("tags" if "</think>" in (content or "") else None),
-        finish_reason=finish,
-        prompt_tokens=usage.prompt_tokens if usage else None,
-        completion_tokens=usage.completion_tokens if usage else None,
-        watched=_watched(choice, request.sampling.watch),
-    )
+    async def store(self, answer: tuple[int, Reply | None] | None, begun: Sequence[int] = ()) -> None:
+        """Return when the reply is on the disk, with the note of what is asked next."""
+        future = asyncio.get_running_loop().create_future()
+        self._waiting.append((answer, begun, future))
+        if self._task is None:
+            self._task = asyncio.create_task(self._write())
+        await future
 
+    def close(self) -> None:
+        """Stop the thread."""
+        self._thread.shutdown()
 
-def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
-    content = choice.logprobs.content if choice.logprobs else None
-    for step in reversed(content or []):
-        if step.token.strip() in words:
-            seen = {top.token.strip(): top.logprob for top in reversed(step.top_logprobs)}
-            floor = min(seen.values(), default=step.logprob)
-            return {word: seen.get(word, floor) for word in words}  # a word beyond the top 20 gets their floor
-    return None
-
-
-def _read_logprobs(choice: Any, request: Request) -> Reply:
-    options = request.choices
-    content = choice.logprobs.content if choice.logprobs else None
-    if not content or not content[0].top_logprobs:
-        return Completion(status="bad_request", error="the server returned no log-probabilities")
-    exact = {top.token: top.logprob for top in reversed(content[0].top_logprobs)}
-    seen = {top.token.strip(): top.logprob for top in reversed(content[0].top_logprobs)}
-    spelled = any(option != option.strip() for option in options)  # then each spelling is a choice of its own
-    found = exact if spelled else seen
-    floor = min(exact.values())
-    missing = tuple(option not in found for option in options)
-    sums = tuple(found.get(option, floor) for option in options)  # a missing choice is bounded, not minus infinity
-    steps = tuple((Step(position=0, logprob=s, bound=m),) for s, m in zip(sums, missing, strict=True))
-    readings = Readings(choices=steps, positions=(Position(best=max(exact.values())),), top=exact)
-    return ChoiceLogprobs(
-        sums=sums, tokens=(1,) * len(options), bounds=missing, readings=readings if request.temperatures else None
-    )
-
-
-def _retry_after(headers: Any) -> float:
-    try:
-        if "retry-after-ms" in headers:
-            return float(headers["retry-after-ms"]) / 1000
-        return float(headers.get("retry-after", 0))
-    except ValueError:  # an HTTP date: the back-off stands in
-        return 0.0
-
-
-def _short(error: Exception, key: str) -> str:
-    """Tell an error in a line, without the key: servers echo the one that they refuse."""
-    cause = f" ({error.__cause__})" if error.__cause__ else ""
-    text = f"{type(error).__name__}: {error}{cause}"
-    return (text if key == NO_KEY else text.replace(key, "***"))[:300]
+    async def _write(self) -> None:
+        while self._waiting:
+            batch, self._waiting = self._waiting, []
+            replies = [(answer[0], answer[1]) for answer, _, _ in batch if answer and answer[1] is not None]
+            begun = [index for _, indices, _ in batch for index in indices]
+            work = partial(self._commit.many, replies, begun)
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._thread, work)
+            except Exception as error:  # noqa: BLE001  # handed to those who wait
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_exception(error)
+            else:
+                for _, _, future in batch:
+                    if not future.done():
+                        future.set_result(None)
+        self._task = None

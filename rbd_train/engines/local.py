@@ -5,18 +5,20 @@ that a resumed run computes what an undisturbed one would.
 """
 
 import hashlib
-from collections.abc import Callable, Iterator, Sequence
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Family, Reply, Request, Sampling, Status
+from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Family, Reply, Request, Sampling, Status
 from rbd_train.engines.tree import TREE_TOKENS, Asked, plan, read
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
+from rbd_train.run import rank, world_size
 from rbd_train.store import canonical, digest
 
 if TYPE_CHECKING:
@@ -52,8 +54,9 @@ class LocalBackend:
         """Prepare; a rerun that finds every reply in the ledger never loads the weights."""
         import torch
 
-        self.device = "cuda" if torch.cuda.is_available() else "cpu"
-        self.dtype = dtype if dtype != "auto" else ("bfloat16" if self.device == "cuda" else "float32")
+        # each worker of a node has a GPU of its own
+        self.device = f"cuda:{os.environ.get('LOCAL_RANK', '0')}" if torch.cuda.is_available() else "cpu"
+        self.dtype = dtype if dtype != "auto" else ("float32" if self.device == "cpu" else "bfloat16")
         self.batch_size, self.batch_tokens, self.name, self.reasoning = batch_size, batch_tokens, model, reasoning
         self.identity: dict[str, JsonValue] = {
             "engine": "local",
@@ -65,7 +68,7 @@ class LocalBackend:
         self._tokenizer: Any = None
         self._model: Any = None
 
-    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Callable[[int, Reply], None]) -> None:
+    def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer every batch that has a missing request, whole."""
         import torch
 
@@ -76,9 +79,9 @@ class LocalBackend:
                 encoded = {i: self._encode(requests[i]) for i in rows}
                 asked = {i: Asked(*encoded[i], requests[i].temperatures) for i in rows}
                 limit = min(TREE_TOKENS, self.batch_tokens)
-                for batch in plan(rows, asked, limit) if kind == "read" else self._plan(rows, encoded):
-                    if not missing.intersection(batch):
-                        continue
+                planned = plan(rows, asked, limit) if kind == "read" else self._plan(rows, encoded)
+                batches = [batch for batch in planned if missing.intersection(batch)]
+                for batch in batches[rank() :: world_size()]:
                     parts = [encoded[i] for i in batch]
                     replies: Sequence[Reply]
                     if kind == "score":
@@ -87,8 +90,7 @@ class LocalBackend:
                         replies = self._read([asked[i] for i in batch])
                     else:
                         replies = self._generate([requests[i] for i in batch], [part[0] for part in parts])
-                    for k, index in enumerate(batch):
-                        commit(index, replies[k])
+                    commit.many(list(zip(batch, replies, strict=True)))
 
     def family(self) -> Family:
         """Return tokenizer, context and size without reading the weights."""
