@@ -8,7 +8,7 @@ reply before anyone uses it. Killed anywhere and run again, a stage asks for not
 import logging
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 

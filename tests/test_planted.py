@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
-from data_gen.biases.injectors import make_pair
+from data_gen.biases.injectors import Cue, make_pair
 from data_gen.judgements import label, views_of
 from data_gen.pairs import turn
 from eval.baselines import chose_the_longer
@@ -35,7 +35,7 @@ def pairs(count: int, bias: str, congruent: bool = False) -> list[BiasPair]:
                  wrong=f"It is by no means {k}.\n{k + 1}")
         for k in range(count)
     ]  # fmt: skip
-    return [make_pair(question, bias, "planted", congruent, True) for question in questions]
+    return [make_pair(question, bias, "planted", Cue(congruent), True) for question in questions]
 
 
 class PlantedDetector:
