@@ -4,7 +4,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rbd_train.intervals import LEVEL, RESAMPLES, Rate
+from rbd_train.intervals import LEVEL, RESAMPLES
+from rbd_train.metrics import Rate
 
 if TYPE_CHECKING:
     import numpy as np
