@@ -52,6 +52,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         return None
     if cfg.orders not in ("both", "one"):
         raise UsageError(f"orders is {cfg.orders!r}; choose both or one")
+    if cfg.noise_samples < 0:
+        raise UsageError(f"noise_samples is {cfg.noise_samples}; it can't be less than 0")
     pairs = run.read(Path(cfg.pairs) if cfg.pairs else run.output_of("pairs", "pairs.jsonl"), BiasPair)
     judge = cfg.judge.open(run.ledger)
     with judge.engine:

@@ -1,4 +1,4 @@
-"""The three ways a command ends without its result, and the exit code of each."""
+"""The three ways a command ends without its result, and the exit code of each; text that is safe to print."""
 
 
 class UsageError(Exception):
@@ -11,3 +11,8 @@ class DataError(Exception):
 
 class IncompleteError(Exception):
     """Report that calls are still without an answer (exit code 1); the same command continues them."""
+
+
+def printable(text: str) -> str:
+    """Show control characters as codes: what was judged, or named by others, must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

@@ -3,6 +3,7 @@
 import csv
 import io
 
+from rbd_train.errors import printable
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -18,7 +19,7 @@ def cell_text(cell: Cell) -> str:
         return f"{cell.value:.3f}{interval}"
     if isinstance(cell, float):
         return f"{cell:.3g}" if abs(cell) < 0.001 and cell else f"{cell:.3f}"
-    return str(cell)
+    return printable(str(cell))
 
 
 def show(table: Table) -> str:
@@ -46,7 +47,7 @@ def markdown(table: Table) -> str:
 
     rows = [line([cell_text(cell) for cell in row]) for row in table.rows]
     head = [line(list(table.columns)), "|" + "---|" * len(table.columns)]
-    note = ["", table.note] if table.note else []
+    note = ["", printable(table.note)] if table.note else []
     return "\n".join([f"**{table.title}**", "", *head, *rows, *note]) + "\n"
 
 

@@ -40,9 +40,14 @@ class HttpEngine:
     logprobs: bool = False  # ask for the log-probabilities of the verdict's token
 
     def __post_init__(self) -> None:
-        """Refuse a key where its variable's name is due, without repeating it."""
+        """Refuse what means nothing; a key where its variable's name is due is not repeated."""
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
+        for name in ("concurrency", "attempts", "timeout_s"):
+            if getattr(self, name) <= 0:
+                raise UsageError(f"engine.{name} is {getattr(self, name)}; it must be more than 0")
+        if not re.match(r"https?://[^/]", self.base_url):
+            raise UsageError(f"engine.base_url is {self.base_url!r}; it starts with http:// or https:// and a host")
 
     def open(self, ledger: Ledger) -> Engine:
         """Return the engine.
@@ -108,8 +113,14 @@ class HttpBackend:
             async with client, asyncio.TaskGroup() as group:
                 for _ in range(min(self.settings.concurrency, len(missing))):
                     group.create_task(worker())
-        except* (DataError, IncompleteError, UsageError) as errors:
-            raise errors.exceptions[0] from None
+        except BaseExceptionGroup as group:  # raised inside except*, it would be wrapped again (Python before 3.11.4)
+            known = group.subgroup((DataError, IncompleteError, UsageError))
+            if known is None:
+                raise
+            fault = known.exceptions[0]
+        else:
+            return
+        raise fault
 
     async def _answer(self, client: "openai.AsyncOpenAI", request: Request, commit: Callable[[Reply], None]) -> None:
         import tenacity
