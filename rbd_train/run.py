@@ -164,7 +164,7 @@ class Run:
         ]  # fmt: skip
         damaged = [
             file for file, entry in manifest["outputs"].items()
-            if not (self.folder / file).is_file() or digest(self.folder / file) != entry["sha256"]
+            if not (path := self.folder / file).exists() or (path.is_file() and digest(path) != entry["sha256"])
         ]  # fmt: skip
         if damaged:
             raise UsageError(
