@@ -62,8 +62,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         judged = judge.judge(shown)
         records = label(views, judged)
         noise = noise_floor(judge, views, judged, cfg.noise_samples, cfg.sham)
-        planted = isinstance(judge, ContentJudge) and bool(judge.leaning)
-        bare = label(views, judge.unplanted().judge(shown)) if isinstance(judge, ContentJudge) and planted else []
+        planted = isinstance(judge, ContentJudge) and judge.leaning
+        bare = label(views, judge.unplanted().judge(shown)) if planted else []
     cases = readable_cases(records)
     run.write("records.jsonl", records)
     run.write("cases.jsonl", cases)

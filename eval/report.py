@@ -52,7 +52,7 @@ class ReportConfig(BaseConfig):
     """Settings of report."""
 
     title: str | None = None  # of the page; default: the run's name
-    runs: list[str] = field(default_factory=list)  # runs of other seeds, already reported, to show the spread of
+    runs: list[str] = field(default_factory=list)  # reported runs with other seeds, whose spread is shown
 
 
 @stage("report", ReportConfig)
