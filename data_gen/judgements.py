@@ -53,6 +53,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         return None
     if cfg.orders not in ("both", "one"):
         raise UsageError(f"orders is {cfg.orders!r}; choose both or one")
+    if cfg.noise_samples < 0:
+        raise UsageError(f"noise_samples is {cfg.noise_samples}; it can't be less than 0")
     pairs = run.read(Path(cfg.pairs) if cfg.pairs else run.output_of("pairs", "pairs.jsonl"), BiasPair)
     judge = cfg.judge.open(run.ledger)
     with judge.engine:
@@ -62,8 +64,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         states = Counter(judge.engine.states)
         records = label(views, judged)
         noise = noise_floor(judge, views, judged, cfg.noise_samples, cfg.sham)
-        planted = isinstance(judge, ContentJudge) and bool(judge.leaning)
-        bare = label(views, judge.unplanted().judge(shown)) if isinstance(judge, ContentJudge) and planted else []
+        planted = isinstance(judge, ContentJudge) and judge.leaning
+        bare = label(views, judge.unplanted().judge(shown)) if planted else []
     cases = readable_cases(records)
     run.write("records.jsonl", records)
     run.write("cases.jsonl", cases)

@@ -3,7 +3,7 @@
 In: `records.jsonl` of a judge (its training questions left out), a detector. Out: `revisions.jsonl` (Revision), tables.
 
     rbd debias judge=embedded
-    rbd debias judge=generative engine@judge.engine=http judge.engine.model=gpt-4o max_rounds=3
+    rbd debias judge=generative engine@judge.engine=http judge.engine.model=Qwen/Qwen2.5-7B-Instruct max_rounds=3
 """
 
 import time

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rbd_train.config import build, choices, compose, compose_defaults, data_dir, field_help
-from rbd_train.errors import DataError, DryRun, IncompleteError, UsageError
+from rbd_train.errors import DataError, DryRun, IncompleteError, UsageError, printable
 from rbd_train.run import Run, Table, rank
 from rbd_train.store import fingerprint, write_whole
 
@@ -76,9 +76,14 @@ def load_stage(name: str) -> Stage:
 def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> float | None:
     """Run a stage in this process, or start workers where `launch` says so; a finished one is skipped."""
     config = build(chosen.config, {("from_" if k == "from" else k): v for k, v in values.items()})
-    for key in ("name", "from"):
-        if values[key] in ("", ".", "..") or "/" in values[key]:
-            raise UsageError(f"{key} is {values[key]!r}: it names a folder in {values['root']}, so no slash")
+    for key in ("name", "from", "trial"):
+        word = values[key]
+        if word is not None and (word in ("", ".", "..") or "/" in word or not word.isprintable()):
+            raise UsageError(
+                f"{key} is {word!r}: it names a folder in {values['root']}, so it has a letter at least and no slash"
+            )
+    if values["processes"] is not None and values["processes"] < 1:
+        raise UsageError(f"processes is {values['processes']}; it must be at least 1")
     folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
     run = Run(Path(values["root"]), values["name"], folder, values["from"], values)
     known = False if values["dry_run"] else run.finished()
@@ -132,13 +137,13 @@ def main(words: Sequence[str] | None = None) -> int:
     except (UsageError, DataError, IncompleteError) as error:
         if debug:
             traceback.print_exc()
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2 if isinstance(error, UsageError) else 1
     except Exception as error:
         if debug:
             traceback.print_exc()
         told = f"error: {type(error).__name__}: {error}"
-        print(f"{told} (debug=true shows where)", file=sys.stderr)
+        print(printable(f"{told} (debug=true shows where)"), file=sys.stderr)
         return 1
 
 

@@ -144,6 +144,9 @@ class DetectorConfig:
         """Open the detector's engine."""
         if self.definitions not in ("all", "subset", "known"):
             raise UsageError(f"detector.definitions is {self.definitions!r}; choose all, subset or known")
+        for name in ("samples", "max_new_tokens"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"detector.{name} is {getattr(self, name)}; it must be at least 1")
         sampling = Sampling(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, watch=("Yes", "No")
         )

@@ -1,4 +1,4 @@
-"""The ways a command ends without its result, and the exit code of each."""
+"""The ways a command ends without its result, and the exit code of each; text that is safe to print."""
 
 
 class UsageError(Exception):
@@ -15,3 +15,8 @@ class IncompleteError(Exception):
 
 class DryRun(Exception):  # noqa: N818
     """Report what a run would ask for (exit code 0): `dry_run=true` ends here, before the first call."""
+
+
+def printable(text: str) -> str:
+    """Show control characters as codes: what was judged, or named by others, must not steer a terminal."""
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

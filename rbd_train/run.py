@@ -14,7 +14,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel
 
-from rbd_train.errors import DataError, UsageError
+from rbd_train.errors import DataError, UsageError, printable
 from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate
 from rbd_train.records import Record
@@ -112,6 +112,7 @@ class Run:
 
     def say(self, text: str) -> None:
         """Tell the person at the terminal and the log; only the main process speaks."""
+        text = printable(text)
         if self.main:
             print(text, flush=True)
             with (self.folder / "run.log").open("a", encoding="utf-8") as file:
@@ -161,6 +162,15 @@ class Run:
             path for path, entry in manifest["inputs"].items()
             if not Path(path).is_file() or digest(Path(path)) != entry["sha256"]
         ]  # fmt: skip
+        damaged = [
+            file for file, entry in manifest["outputs"].items()
+            if not (path := self.folder / file).exists() or (path.is_file() and digest(path) != entry["sha256"])
+        ]  # fmt: skip
+        if damaged:
+            raise UsageError(
+                f"{self.folder / damaged[0]} is gone or was changed after stage {self.stage} wrote it; "
+                "set overwrite=true to run the stage again"
+            )
         if changed or stale:
             what = [f"config key {key}" for key in changed[:5]] + [f"input {path}" for path in stale[:3]]
             raise UsageError(
@@ -243,7 +253,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
         manifest = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{path}: not a manifest ({error}); remove the folder to start that stage anew") from error
-    return dict(manifest)
+    if not isinstance(manifest, dict) or "status" not in manifest:
+        raise DataError(f"{path}: not a manifest (no status in it); remove the folder to start that stage anew")
+    return manifest
 
 
 _NO_RESULT = ("overwrite", "debug", "wandb", "root", "launch", "processes", "dry_run")

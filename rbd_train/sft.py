@@ -182,6 +182,11 @@ def make_trainer(
     from trl.trainer.sft_config import SFTConfig as TrlConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
+    if dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"model.dtype is {dtype!r}; choose float32 or bfloat16")
+    for name in ("learning_rate", "global_batch", "micro_batch", "epochs", "max_length", "log_every"):
+        if settings[name] <= 0:
+            raise UsageError(f"trainer.{name} is {settings[name]}; it must be more than 0")
     per_step = settings["micro_batch"] * world_size()
     if settings["global_batch"] % per_step:
         raise UsageError(

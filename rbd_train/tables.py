@@ -5,7 +5,7 @@ import io
 from collections.abc import Mapping
 
 from rbd_train.engine import Engine
-from rbd_train.errors import DataError
+from rbd_train.errors import DataError, printable
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -21,7 +21,7 @@ def cell_text(cell: Cell) -> str:
         return f"{cell.value:.3f}{interval}"
     if isinstance(cell, float):
         return f"{cell:.3g}" if abs(cell) < 0.001 and cell else f"{cell:.3f}"
-    return str(cell)
+    return printable(str(cell))
 
 
 def show(table: Table) -> str:
@@ -49,7 +49,7 @@ def markdown(table: Table) -> str:
 
     rows = [line([cell_text(cell) for cell in row]) for row in table.rows]
     head = [line(list(table.columns)), "|" + "---|" * len(table.columns)]
-    note = ["", table.note] if table.note else []
+    note = ["", printable(table.note)] if table.note else []
     return "\n".join([f"**{table.title}**", "", *head, *rows, *note]) + "\n"
 
 

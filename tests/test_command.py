@@ -164,6 +164,12 @@ REFUSED = [
     (("traces", "teacher.definitions=some"), ["'some'", "choose all"]),
     ((*PAIRS, "name=../x"), ["name is '../x'", "no slash"]),
     ((*PAIRS, "name="), ["name is ''"]),
+    ((*PAIRS, "trial='../../../x'"), ["trial is '../../../x'", "no slash"]),
+    ((*PAIRS, "processes=0"), ["processes is 0"]),
+    (("pairs", "source.train=-4"), ["source.train is -4"]),
+    ((*JUDGE, "noise_samples=-3"), ["noise_samples is -3"]),
+    ((*JUDGE, "judge.engine.concurrency=0"), ["engine.concurrency is 0"]),
+    ((*JUDGE, "judge.engine.base_url=notaurl"), ["engine.base_url is 'notaurl'", "https://"]),
     ((*PAIRS, "limit=-1"), ["limit is -1"]),
     ((*JUDGE, "judge.engine.api_key_env=sk-test-0001"), ["api_key_env is no variable's name"]),
 ]  # fmt: skip
@@ -251,6 +257,35 @@ def test_the_same_command_again_is_complete_already(rbd: Any, tmp_path: Path) ->
     again = rbd(*PAIRS)
     assert again.code == 0 and "complete already" in again.out
     assert before == {path: path.read_bytes() for path in (tmp_path / "runs").rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize("damage", ["gone", "cut"])
+def test_an_output_that_was_damaged_is_no_finished_stage(rbd: Any, tmp_path: Path, damage: str) -> None:
+    assert rbd(*PAIRS).code == 0
+    path = tmp_path / "runs/default/pairs/pairs.jsonl"
+    whole = path.read_bytes()
+    if damage == "gone":
+        path.unlink()
+    else:
+        path.write_bytes(whole[:-20])
+    again = rbd(*PAIRS)
+    assert again.code == 2 and "pairs.jsonl is gone or was changed" in again.err and "overwrite=true" in again.err
+    assert rbd(*PAIRS, "overwrite=true").code == 0 and path.read_bytes() == whole
+
+
+def test_what_others_named_steers_no_terminal(rbd: Any, tmp_path: Path) -> None:
+    path = tmp_path / "q.jsonl"
+    path.write_text('{"\\u001b[31mquestion": "q", "right": "1", "wrong": "2"}\n')
+    said = rbd(*PAIRS)
+    assert said.code == 1 and "\x1b" not in said.err + said.out and "\\x1b[31mquestion" in said.err
+
+
+@pytest.mark.parametrize("text", ["[]", "{}", "null"])
+def test_a_manifest_that_is_none_is_named(rbd: Any, tmp_path: Path, text: str) -> None:
+    assert rbd(*PAIRS).code == 0
+    (tmp_path / "runs/default/pairs/manifest.json").write_text(text)
+    said = rbd(*PAIRS)
+    assert said.code == 1 and "manifest.json: not a manifest" in said.err
 
 
 def test_other_settings_or_inputs_are_refused_until_overwrite(rbd: Any, tmp_path: Path) -> None:

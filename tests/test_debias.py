@@ -10,7 +10,7 @@ import pytest
 from rbd_train.debias import Decision, debias, decide
 from rbd_train.detector import EngineDetector
 from rbd_train.engine import Completion, Engine, Sampling
-from rbd_train.engines.function import FunctionBackend
+from rbd_train.engines.function import FunctionBackend, function_judge
 from rbd_train.errors import UsageError
 from rbd_train.judge import ContentJudge, GenerativeJudge
 from rbd_train.ledger import Ledger
@@ -262,3 +262,10 @@ def test_a_planted_world(tmp_path: Path, detector: Prompted, repaired: bool) -> 
     assert changed == (wrong if repaired else [])
     assert sum(r.calls for r in revisions) == 40 + (2 * len(BIASED) if repaired else 0)
     assert sum(r.calls for r in revisions) == len(world.judged) + world.detector.calls()["asked"]
+
+
+def test_another_function_is_another_judge(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path / "l.sqlite")
+    first = function_judge(lambda messages: "Output (b)", ledger, "mine")
+    second = function_judge(lambda messages: "Output (a)", ledger, "mine")
+    assert [decide(j, "verbosity", [item()])[0].judgements[0].outcome.choice for j in (first, second)] == [1, 0]

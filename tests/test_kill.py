@@ -129,3 +129,13 @@ def test_the_same_seed_twice_gives_the_same_bytes(tmp_path: Path) -> None:
 @pytest.mark.timeout(900)
 def test_the_embedded_judge_killed_in_the_middle(roots: tuple[Path, Path]) -> None:
     resumed_equals_undisturbed(roots, EMBEDDED, (4,), ("records.jsonl", "cases.jsonl"))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_embedded_teacher_killed_in_the_middle(roots: tuple[Path, Path]) -> None:
+    for root in roots:
+        run(root, JUDGE)
+    before = len(stored(roots[0]))
+    words = ["traces", "teacher=r1", "engine=embedded", "engine.batch_size=4", "teacher.max_new_tokens=32"]
+    resumed_equals_undisturbed(roots, words, (before + 4,), ("traces.jsonl",))

@@ -42,9 +42,16 @@ class FunctionBackend:
         """Nothing to free."""
 
 
-def function_judge(reply: Callable[[Messages], str], ledger: Ledger, name: str = "my judge") -> GenerativeJudge:
-    """Make a judge of a function from messages to text: any model, behind any client."""
-    return GenerativeJudge(Engine(FunctionBackend(reply, name), ledger, attempts=1), name)
+def function_judge(reply: Callable[[Messages], str], ledger: Ledger, name: str) -> GenerativeJudge:
+    """Make a judge of a function from messages to text: any model, behind any client.
+
+    The ledger keeps every reply under this name and the function's code: give another model another name, or its
+    predecessor's replies are used.
+    """
+    code = getattr(reply, "__code__", None)  # a partial or an object has none
+    constants = [c for c in code.co_consts if isinstance(c, str | int | float)] if code else []
+    identity = fingerprint([code.co_code.hex() if code else None, constants])
+    return GenerativeJudge(Engine(FunctionBackend(reply, name, identity), ledger, attempts=1), name)
 
 
 @dataclass

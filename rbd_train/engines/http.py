@@ -57,8 +57,10 @@ class HttpEngine:
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
         self.base_url = [self.base_url] if isinstance(self.base_url, str) else list(self.base_url or ())
-        if not self.base_url or not all(isinstance(url, str) and "://" in url for url in self.base_url):
-            raise UsageError(f"engine.base_url is {self.base_url!r}; give a URL, or a list of URLs [a,b]")
+        if not self.base_url or not all(re.match(r"https?://[^/]", str(url)) for url in self.base_url):
+            raise UsageError(
+                f"engine.base_url is {self.base_url!r}; give http:// or https:// and a host, or a list [a,b]"
+            )
         for name in ("concurrency", "attempts", "timeout_s", "deadline_s", "requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and value <= 0:

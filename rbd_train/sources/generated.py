@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from rbd_train.biases import NAMES
 from rbd_train.detector import Detector, TemplateTeacher
+from rbd_train.errors import UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.prompts import LETTERS
 from rbd_train.records import Case, Question, Split, View, group_of
@@ -77,6 +78,8 @@ class GeneratedSource:
 
     def load(self, seed: int) -> Loaded:
         """Make the questions."""
+        if min(self.train, self.test) < 0:
+            raise UsageError(f"source.train is {self.train}, source.test is {self.test}; neither can be less than 0")
         questions = [
             question
             for split, count in (("train", self.train), ("test", self.test))
