@@ -68,6 +68,8 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
     """Gather, draw, write."""
     if cfg.layout is not None and cfg.layout not in LAYOUTS:
         raise UsageError(f"layout is {cfg.layout!r}; choose one of {', '.join(LAYOUTS)}")
+    if len(set(cfg.runs)) < len(cfg.runs):
+        raise UsageError(f"runs is {cfg.runs}; name each run once")
     found = gather(run)
     summary = summary_of(found)
     tables = [Table.model_validate(table) for part in found.values() for table in part["tables"]]

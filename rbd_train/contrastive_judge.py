@@ -1,5 +1,6 @@
 """The contrastive judge: options are scored one by one by two models of a family, and compared by expected score."""
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -57,13 +58,18 @@ class ContrastiveJudge:
             )
             for view in shown for k, option in enumerate(view.item.options)
         ]  # fmt: skip
+        states = self.engine.states.copy()
         said = [review for view, review in zip(shown, feedback, strict=True) for _ in view.item.options]
         given = iter(
             contrastive_scores(self.engine, self.assistant, items, [self.span], self.setting, reviews=said)
             if items else ()
         )  # fmt: skip
         self.assistant.backend.close()
-        return [self._judgement(view, [next(given) for _ in view.item.options]) for view in shown]
+        views = [(view, [next(given) for _ in view.item.options]) for view in shown]
+        # a decision is one row, however many calls it took: it counts by the first of them that failed
+        faults = [next((one.row.fault for one in scores if one.row.fault), "ok") for _, scores in views]
+        self.engine.states = states + Counter(faults)
+        return [self._judgement(view, scores) for view, scores in views]
 
     def _judgement(self, view: Shown, given: Sequence[Given]) -> Judgement:
         faults = [one.row.fault or "no plausible score" for one in given if one.expected is None]

@@ -29,6 +29,7 @@ class PlantedJudge:
     def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
         """Decide each view once; a further sample flips by itself at the rate `noise`."""
         judged = []
+        self.engine.states["simulated"] += len(shown)  # no server has a state here, and yet every row has one
         for view in shown:
             right = self._right(view)
             if sample and self._drawn("noise", self.planted["noise"], view, sample):

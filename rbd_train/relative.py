@@ -4,7 +4,7 @@ In: texts (JSON lines with a question or text, Newsroom's file); no label is rea
 tokenizer). Killed, the same command continues from the last checkpoint.
 
     rbd relative 'texts=[gsm8k/test.jsonl,newsroom.json]'
-    rbd relative model=Qwen/Qwen2.5-7B-Instruct layers=14 'texts=[questions.jsonl]'
+    rbd relative model.path=Qwen/Qwen2.5-7B-Instruct layers=14 'texts=[questions.jsonl]'
 """
 
 import json
@@ -20,6 +20,7 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.modelling import encode_context, last_whole_checkpoint, load_model, load_tokenizer, pad_id, resolve_model
 from rbd_train.run import Run, Table
+from rbd_train.sft import ModelConfig
 from rbd_train.sources.direct import NewsroomSource
 from rbd_train.sources.jsonl import rows_of, text_field
 from rbd_train.store import fingerprint, read_text
@@ -34,8 +35,7 @@ FIELDS = ("question", "text", "document")  # of a JSON line: the first that is t
 class RelativeConfig(BaseConfig):
     """Settings of relative."""
 
-    model: str = "embedded"  # what to make smaller: folder, hub name, or `embedded`
-    dtype: str = "float32"  # of the weights; computed in bfloat16
+    model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # what to make smaller (conf/model)
     texts: list[str] = field(default_factory=list)  # files to distil on: JSON lines, or Newsroom's JSON
     layers: int | None = None  # layers kept, the first and the last among them; null: half
     steps: int = 300  # optimizer steps
@@ -50,16 +50,17 @@ def main(cfg: RelativeConfig, run: Run) -> float | None:
     """Cut, distil, save."""
     if not cfg.texts:
         raise UsageError("texts is empty; name files to distil on, for example texts=[questions.jsonl]")
-    source = resolve_model(cfg.model)
+    source = resolve_model(cfg.model.path)
     tokenizer = load_tokenizer(source, reasoning=False)
     texts = [text for path in cfg.texts for text in texts_of(Path(path), run)]
     rows = [encode_context(tokenizer, [{"role": "user", "content": text}])[: cfg.length] for text in texts]
-    teacher = load_model(source, cfg.dtype)
+    teacher = load_model(source, cfg.model.dtype)
     teacher.train(False)
     total = teacher.config.num_hidden_layers
     kept = kept_layers(total, cfg.layers or max(2, total // 2))
-    student = without_layers(load_model(source, cfg.dtype), kept)
-    checkpoints = run.folder / f"checkpoints-{fingerprint([run.inputs, kept, cfg.model, cfg.steps, cfg.seed])}"
+    student = without_layers(load_model(source, cfg.model.dtype), kept)
+    key = fingerprint([run.inputs, kept, vars(cfg.model), cfg.steps, cfg.seed])
+    checkpoints = run.folder / f"checkpoints-{key}"
     trainer = distiller(teacher, student, tokenizer, rows, cfg, checkpoints, run)
     trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]

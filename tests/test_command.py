@@ -142,7 +142,7 @@ REFUSED = [
      ["judge.engine.rules.reply must be text", "True (bool)"]),
     pytest.param(("pairs", "source=jsonl"), ["source.path has no value", "set source.path="], id="A51"),
     (JUDGE[:2], ["judge.engine.model has no value"]),
-    ((*PAIRS[:1], "source=jsnol"), ["source has no choice 'jsnol'", "did you mean jsonl", "choices: generated"]),
+    ((*PAIRS[:1], "source=jsnol"), ["source has no choice 'jsnol'", "did you mean jsonl", "generated, graded, gsm8k"]),
     (("traces", "engine=htpp"), ["engine has no choice 'htpp'", "did you mean http"]),
     (("debias", "engine=http"), ["2 engines", "engine@judge.engine=http", "engine@detector.engine=http"]),
     (("curate", "engine=http"), ["curate has 0 engines"]),

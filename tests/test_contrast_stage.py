@@ -90,7 +90,8 @@ def test_a_development_split_is_not_reported(rbd: Callable[..., Any], texts: Pat
     said = contrast(rbd, texts, relative, "choose=split", "dev_share=0.5", "ranges=[1-5,2-6]", "mode=as_released")
     assert said.code == 0, said.err
     found = tables()
-    assert {row[2]["n"] for row in found["contrast"]["rows"] if row[2]["value"] is not None} == {3}
+    counts = {row[2]["n"] for row in found["contrast"]["rows"] if row[2]["value"] is not None}
+    assert max(counts) == 3  # of six documents; fewer where a document's correlation is undefined
     assert "as_released" in found["contrast"]["note"] and "as_released" in found["contrast_grid"]["title"]
 
 
@@ -165,7 +166,7 @@ def test_a_relative_is_made_and_continues_where_it_was_killed(rbd: Callable[...,
     AutoModelForCausalLM.from_config(config).save_pretrained(deep)
     AutoTokenizer.from_pretrained(resolve_model("tiny")).save_pretrained(deep)
     (tmp_path / "q.jsonl").write_text("".join(json.dumps({"question": f"What is {k} + {k}?"}) + "\n" for k in range(9)))
-    words = ("relative", f"model={deep}", "texts=[q.jsonl]", "steps=4", "save_every=2", "learning_rate=1e-2")
+    words = ("relative", f"model.path={deep}", "texts=[q.jsonl]", "steps=4", "save_every=2", "learning_rate=1e-2")
     assert rbd(*words, "name=whole").code == 0
     assert AutoConfig.from_pretrained("runs/whole/relative/model").num_hidden_layers == 2
     from transformers import Trainer

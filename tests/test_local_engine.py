@@ -5,6 +5,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -238,7 +239,8 @@ def test_only_batches_with_something_missing_are_run(open_tiny: Opener) -> None:
     engine = open_tiny(batch_size=3)
     handed: list[int] = []
     requests = [request for text in TEXTS for request in requests_of(text)]
-    engine.backend.run(requests, frozenset({2}), lambda index, reply: handed.append(index))
+    commit = SimpleNamespace(many=lambda replies: handed.extend(index for index, _ in replies))
+    engine.backend.run(requests, frozenset({2}), commit)
     assert len(handed) == 3 and 2 in handed
 
 

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -60,9 +61,10 @@ def test_every_stage_to_a_report_and_again(rbd: Callable[..., Any]) -> None:
         assert (report / "tables" / f"{table}.md").is_file() and (report / "tables" / f"{table}.csv").is_file()
     for figure in ("accuracy", "detection"):
         assert (report / "figures" / f"{figure}.svg").is_file() and (report / "figures" / f"{figure}.png").is_file()
-    said = rbd("report", "name=spread", "from=default", "runs=[default,default]")
+    shutil.copytree("runs/default", "runs/again")
+    said = rbd("report", "name=spread", "from=default", "runs=[default,again]")
     assert said.code == 0, said.err
-    assert "run by run" in Path("runs/spread/report/index.html").read_text()
+    assert "Spread over the runs" in Path("runs/spread/report/index.html").read_text()
     spread = list(csv.reader(Path("runs/spread/report/tables/spread.csv").read_text().splitlines()))
     (seconds,) = [row for row in spread if row[0].startswith("seconds")]
     assert seconds[1] == seconds[5] == seconds[9] and float(seconds[-1]) == 0, seconds

@@ -56,11 +56,10 @@ class HttpEngine:
         """Refuse what means nothing; a key where its variable's name is due is not repeated."""
         if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
             raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
-        self.base_url = [self.base_url] if isinstance(self.base_url, str) else list(self.base_url or ())
+        given = self.base_url
+        self.base_url = [given] if isinstance(given, str) else list(given or ())
         if not self.base_url or not all(re.match(r"https?://[^/]", str(url)) for url in self.base_url):
-            raise UsageError(
-                f"engine.base_url is {self.base_url!r}; give http:// or https:// and a host, or a list [a,b]"
-            )
+            raise UsageError(f"engine.base_url is {given!r}; give http:// or https:// and a host, or a list [a,b]")
         for name in ("concurrency", "attempts", "timeout_s", "deadline_s", "requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and value <= 0:
