@@ -32,6 +32,8 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    # an experiment sets keys of the whole config; said here, since hydra wants it in a file's first line
+    overrides = [re.sub("^experiment=", "experiment@_global_=", word) for word in overrides]
     with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
         try:
             composed = hydra_compose(stage, overrides=list(overrides))
