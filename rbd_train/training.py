@@ -101,7 +101,7 @@ def make_trainer(
     if warning:
         run.say(warning)
     # the arguments come first: under ZeRO-3 they announce that weights are to be sharded while they load (A45)
-    args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back))
+    args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back), objective != "classifier")
     module = load_trained(source, model, tokenizer, rows, settings, objective, cuda, seed)
     optimizer = None
     if model.dtype == "bfloat16" and not sharding:
@@ -175,12 +175,12 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
 
 
 def arguments(
-    settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool
+    settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool, joins: bool
 ) -> Any:  # fmt: skip
-    """Return TRL's arguments."""
+    """Return TRL's arguments; `joins`: rows may be laid end to end where FlashAttention keeps them apart."""
     from trl.trainer.sft_config import SFTConfig as TrlConfig
 
-    flash = cuda and importlib.util.find_spec("flash_attn") is not None
+    flash = joins and cuda and importlib.util.find_spec("flash_attn") is not None
     liger = cuda and importlib.util.find_spec("liger_kernel") is not None
     return TrlConfig(
         output_dir=str(checkpoints), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,

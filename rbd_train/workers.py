@@ -99,6 +99,8 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     processes = processes if processes is not None else (gpus or 2) * here.count
     if processes % here.count:
         raise UsageError(f"processes={processes} can't be shared equally by {here.count} machines")
+    # seconds that torch's launcher lets workers write a checkpoint after a SIGTERM of its own; its default is 30
+    environment.setdefault("PET_SHUTDOWN_TIMEOUT", "3600")
     environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
     text = file.read_text(encoding="utf-8")
     if not gpus and "FSDP" in text:
@@ -127,8 +129,8 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
 def stopping(file: Path, words: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command; the first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
 
-    The launchers give workers 30 seconds after a signal, too few to write a large checkpoint; so they get none: the
-    command has a session of its own, and is told to stop only where this process dies.
+    The command has a session of its own, so that a Ctrl-C here doesn't end it before its step; where this process dies,
+    the kernel tells the launcher, which tells the workers.
     """
     file.unlink(missing_ok=True)
     asked = 0

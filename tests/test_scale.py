@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from safetensors import safe_open
 
@@ -226,8 +227,7 @@ def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
     process = start(tmp_path, train_file, *words)
     until(process, lambda: checkpoint(tmp_path, 5))
     if how == "kill":
-        os.killpg(process.pid, signal.SIGKILL)
-        end_of(tmp_path)
+        kill_all(tmp_path)
     else:
         process.send_signal(signal.SIGTERM)
     _, err = process.communicate()
@@ -241,12 +241,12 @@ def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
     assert losses(tmp_path / "default/sft") == pytest.approx(losses(single()), abs=1e-3)
 
 
-def end_of(root: Path) -> None:
-    """Wait until the workers of a killed launch have ended: the kernel tells them that their parent died."""
-    import psutil
-
+def kill_all(root: Path) -> None:
+    """Kill the command, its launcher and its workers: their command lines name the root."""
     mine = [p for p in psutil.process_iter(["cmdline"]) if str(root) in " ".join(p.info["cmdline"] or [])]
-    psutil.wait_procs(mine, timeout=120)
+    for process in mine:
+        process.kill()
+    psutil.wait_procs([process for process in mine if process.ppid() != os.getpid()], timeout=120)
 
 
 def test_a_stop_during_evaluation_loses_nothing(
