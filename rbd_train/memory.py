@@ -198,11 +198,7 @@ def _tracked(
         smaller.layer_types = smaller.layer_types[:layers]
     with fake() as made:
         model = made(smaller, dtype, attention, lora_rank, False)
-        model.train()
-        if recompute:
-            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-            if lora_rank:
-                model.enable_input_require_grads()
+        ready(model, recompute, lora_rank)
         ids = torch.zeros(rows, length, dtype=torch.long)
         weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
         gradients = sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
@@ -215,6 +211,15 @@ def _tracked(
             kept = _total(tracker, "current") - weights - gradients
             loss.backward()
         return kept, _total(tracker, "peak") - weights - gradients
+
+
+def ready(model: Any, recompute: bool, lora_rank: int) -> None:
+    """Set a model up for a training pass, as the trainer does."""
+    model.train()
+    if recompute:
+        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+        if lora_rank:
+            model.enable_input_require_grads()
 
 
 def completion_loss(model: Any, ids: Any, completion: int, autocast: bool) -> Any:

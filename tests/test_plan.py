@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 
-from rbd_train.memory import activations, completion_loss, model_config, sizes, states
+from rbd_train.memory import activations, completion_loss, model_config, ready, sizes, states
+from rbd_train.store import write_rows
 from rbd_train.throughput import gpu_peak
+from tests.examples import example  # type: ignore[import-not-found]
 
 SHAPE = {
     "model_type": "qwen2", "hidden_size": 256, "intermediate_size": 704, "num_hidden_layers": 6,
@@ -40,11 +42,7 @@ def measured(dtype: str, rows: int, length: int, completion: int, attention: str
     model: Any = AutoModelForCausalLM.from_config(model_config(SHAPE, None), dtype=kind, attn_implementation=attention)
     if lora_rank:
         model = add_lora(model, lora_rank, lora_rank, 0)
-    model.train()
-    if recompute:
-        model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
-        if lora_rank:
-            model.enable_input_require_grads()
+    ready(model, recompute, lora_rank)
     ids = torch.zeros(rows, length, dtype=torch.long)
     completion_loss(model, ids, completion, autocast).backward()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profiler:
@@ -98,7 +96,6 @@ def test_states_are_what_deepspeed_holds(tmp_path: Path, launch: str) -> None:
 
     from rbd_train.config import data_dir
     from rbd_train.modelling import resolve_model
-    from tests.test_scale import example, write_rows  # type: ignore[import-not-found]
 
     write_rows(tmp_path / "train.jsonl", [example(n, n % 2 == 0) for n in range(1, 9)])
     (tmp_path / "worker.py").write_text(WORKER)
@@ -146,8 +143,6 @@ def test_states_that_cant_fit_are_refused_before_loading(rbd: Callable[..., Any]
         (tmp_path / "huge" / file.name).write_bytes(file.read_bytes())
     for file in Path(resolve_model("tiny")).glob("*.jinja"):
         (tmp_path / "huge" / file.name).write_bytes(file.read_bytes())
-    from tests.test_scale import example, write_rows  # type: ignore[import-not-found]
-
     write_rows(tmp_path / "train.jsonl", [example(n, n % 2 == 0) for n in range(1, 9)])
     said = rbd("sft", f"train=[{tmp_path / 'train.jsonl'}]", "model=plain", f"model.path={tmp_path / 'huge'}")
     assert said.code == 2 and "it can't fit" in said.err and "rbd plan" in said.err

@@ -17,10 +17,10 @@ from safetensors import safe_open
 
 from rbd_train.checkpoints import SEAL, check_fits, newest_whole, seal
 from rbd_train.errors import UsageError
-from rbd_train.records import Case, Definition, Example, Trace, View
 from rbd_train.store import write_rows
 from rbd_train.trainer import RowOrder, Stopping
 from rbd_train.workers import machines, stale_locks
+from tests.examples import example  # type: ignore[import-not-found]
 
 LAUNCHES = ("", "ddp", "zero1", "zero2", "zero3")
 # a rate at which 20 steps fall by far more than 10 %, but at which Adam does not yet amplify the order of sums
@@ -28,21 +28,6 @@ SETTINGS = (
     "model=tiny", "trainer.max_steps=20", "trainer.learning_rate=1e-2", "trainer.global_batch=8",
     "trainer.warmup_share=0.0", "trainer.scheduler=constant",
 )  # fmt: skip
-
-
-def example(number: int, verdict: bool) -> Example:
-    case = Case(
-        id=f"c{number}",
-        definitions=(Definition(name="Verbosity bias", text="preferring the longer output."),),
-        question=f"What is {number} + {number}?",
-        views=(View(options=(str(2 * number), f"It is {number} more, {'so ' * (number % 7)}{2 * number}."), choice=1),),
-        judge="judge",
-    )
-    trace = Trace(
-        case_id=case.id, author="test", thinking=f"{number} + {number} = {2 * number}.", verdict=verdict, reply=""
-    )
-    bias = "verbosity" if number % 3 else "position"
-    return Example(case=case, bias=bias, group=f"g{number}", label=verdict, trace=trace)
 
 
 @pytest.fixture(scope="module")

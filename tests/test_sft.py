@@ -19,29 +19,15 @@ from rbd_train.modelling import (
     resolve_model,
 )
 from rbd_train.prompts.detect import detect_messages, parse_trace, read_trace
-from rbd_train.records import Case, Definition, Example, Trace, View
 from rbd_train.sft import keep_trainable
 from rbd_train.store import write_rows
+from tests.examples import example  # type: ignore[import-not-found]
 
 R1_TEMPLATE = (  # the behaviour of the stock template: assistant turns lose everything up to </think>
     "{{ bos_token }}{% for m in messages %}{% if m['role'] == 'assistant' %}<|assistant|>"
     "{{ m['content'].split('</think>')[-1] }}{{ eos_token }}{% else %}<|user|>{{ m['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|><think>\n{% endif %}"
 )
-
-
-def example(number: int, verdict: bool) -> Example:
-    case = Case(
-        id=f"c{number}",
-        definitions=(Definition(name="Verbosity bias", text="preferring the longer output."),),
-        question=f"What is {number} + {number}?",
-        views=(View(options=(str(2 * number), f"It is {number} and {number} more, {2 * number + 1}."), choice=1),),
-        judge="judge",
-    )
-    trace = Trace(
-        case_id=case.id, author="test", thinking=f"{number} + {number} = {2 * number}.", verdict=verdict, reply=""
-    )
-    return Example(case=case, bias="verbosity", group=f"g{number}", label=verdict, trace=trace)
 
 
 @pytest.fixture(scope="module")
