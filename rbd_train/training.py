@@ -96,6 +96,7 @@ def make_trainer(
 
     cuda, sharding = torch.cuda.is_available(), sharded()
     check_settings(model, settings, objective, cuda, sharding)
+    check_offload()
     config = model_config(model.shape, source)
     warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, sharding, world_size())
     if warning:
@@ -172,6 +173,26 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
     if sharding and model.dtype == "bfloat16" and not cuda and sharding == "fsdp":
         raise UsageError("FSDP keeps no float32 masters of bfloat16 weights; set model.dtype=float32")
+
+
+def check_offload() -> None:
+    """Build DeepSpeed's optimizer for host memory before weights are loaded (A46).
+
+    Raises:
+        UsageError: it can't be built: no C++ compiler, or no CUDA headers.
+    """
+    if os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") == "none":
+        return
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    try:
+        CPUAdamBuilder().load(verbose=False)
+    except Exception as error:
+        told = str(error).strip().split("\n", 1)[0][:200]
+        raise UsageError(
+            f"CPU offload needs DeepSpeed's cpu_adam, which can't be built here ({told}); install a C++ compiler (and, "
+            "with a GPU, the CUDA headers of torch's version), or use launch=zero3"
+        ) from error
 
 
 def arguments(

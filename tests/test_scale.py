@@ -176,6 +176,34 @@ def test_one_bias_alone(rbd: Callable[..., Any], train_file: Path) -> None:
     assert said.code == 2 and "'bandwagon'" in said.err and "position, verbosity" in said.err
 
 
+@pytest.mark.parametrize("fault", ["empty", "other values", "missing"])
+def test_weights_not_saved_whole_are_no_model(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """A42: a shard that was saved alone has size 0; the command fails and leaves no model."""
+    from safetensors.torch import load_file, save_file
+
+    from rbd_train.cpu import CompletionTrainer
+
+    real = CompletionTrainer.save_model
+
+    def damaged(self: Any, folder: str, **settings: Any) -> None:
+        real(self, folder, **settings)
+        path = Path(folder) / "model.safetensors"
+        tensors = load_file(path)
+        name = "model.norm.weight"
+        if fault == "missing":
+            del tensors[name]
+        else:
+            tensors[name] = tensors[name][:0].clone() if fault == "empty" else tensors[name] + 1
+        save_file(tensors, path)
+
+    monkeypatch.setattr(CompletionTrainer, "save_model", damaged)
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=1", "trainer.micro_batch=8")
+    assert said.code == 1 and "model.norm.weight" in said.err and "not saved whole" in said.err
+    assert not Path("runs/default/sft/model").exists()
+
+
 # killed, stopped, resumed -------------------------------------------------------------------------------------------
 
 
@@ -357,3 +385,20 @@ def test_what_cant_work_is_refused(
     said = rbd("sft", f"train=[{train_file}]", "model=tiny", *words)
     assert said.code == 2 and told in said.err and "Traceback" not in said.err
     assert not list(Path("runs/default/sft").glob("checkpoints-*"))
+
+
+def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A46: no compiler."""
+    from deepspeed.ops.op_builder import CPUAdamBuilder
+
+    from rbd_train.training import check_offload
+
+    check_offload()
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu")
+
+    def no_compiler(*words: Any, **settings: Any) -> None:
+        raise RuntimeError("Error building extension 'cpu_adam'")
+
+    monkeypatch.setattr(CPUAdamBuilder, "load", no_compiler)
+    with pytest.raises(UsageError, match="install a C\\+\\+ compiler"):
+        check_offload()
