@@ -34,6 +34,11 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
 
     # an experiment sets keys of the whole config; said here, since hydra wants it in a file's first line
     overrides = [re.sub("^experiment=", "experiment@_global_=", word) for word in overrides]
+    for word in overrides:
+        if word.lstrip("+~").startswith(("hydra.", "hydra/")):  # composing, Hydra takes it and does nothing with it
+            raise UsageError(
+                f"{word}: Hydra composes the config, but rbd runs the stage; there is no key of Hydra's own"
+            )
     with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
         try:
             composed = hydra_compose(stage, overrides=list(overrides))

@@ -177,7 +177,7 @@ SCORES_PENDING = "None yet: `rbd detection` writes them here, beside the content
 def add_scores(folder: Path, tables: str) -> None:
     """Put a detection's tables into the card of the model that was measured, in place of those of an earlier one."""
     card = folder / "README.md"
-    if card.is_file():
+    if card.is_file() and (folder / "config.json").is_file():
         head, found, _ = card.read_text(encoding="utf-8").partition("## Scores\n")
         if found:
             write_whole(card, f"{head}{found}\n{tables.strip()}\n")
