@@ -46,7 +46,7 @@ class Throughput:
 
     def flops(self) -> float:
         """Return this rank's model FLOPs: forward 2, and backward 2 for activations and 2 for the trained weights."""
-        return (4 + 2 * self.trained) * self.weights * self.tokens + self.per_pair * self.attended
+        return float((4 + 2 * self.trained) * self.weights * self.tokens + self.per_pair * self.attended)
 
     def speed(self) -> Speed:
         """Sum over ranks; every rank calls it."""
