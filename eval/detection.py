@@ -24,6 +24,8 @@ from rbd_train.errors import DataError
 from rbd_train.metrics import f1_rate, macro_f1, proportion
 from rbd_train.records import BiasRecord, Case, Example, Trace
 from rbd_train.run import Run, Table, read_manifest
+from rbd_train.tables import markdown
+from rbd_train.weights import add_scores
 
 
 @dataclass
@@ -74,7 +76,15 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
         keep_figures(run, part, voted(traces))
     if unnamed:
         run.table(names_table(sets[0].examples, voted(found[0]), voted(unnamed)))
+    if run.main:
+        told = [markdown(t) for t in run.tables if not t.name.startswith(("detection_curve", "detection_reliability"))]
+        add_scores(Path(model_of(cfg.detector)), "\n".join(told))
     return run.summary["detection.f1"].value
+
+
+def model_of(detector: Any) -> str:
+    """Return the folder or name of the model behind a detector; empty where it has none."""
+    return str(getattr(detector, "model", None) or getattr(getattr(detector, "engine", None), "model", ""))
 
 
 def trained_groups(run: Run) -> set[str]:

@@ -32,6 +32,8 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    # an experiment sets keys of the whole config; said here, since hydra wants it in a file's first line
+    overrides = [re.sub("^experiment=", "experiment@_global_=", word) for word in overrides]
     for word in overrides:
         if word.lstrip("+~").startswith(("hydra.", "hydra/")):  # composing, Hydra takes it and does nothing with it
             raise UsageError(

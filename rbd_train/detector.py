@@ -36,10 +36,10 @@ class EngineDetector:
 
     def __init__(
         self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1,
-        shots: Sequence[Message] = (),
+        shots: Sequence[Message] = (), thinks: bool = True,
     ) -> None:  # fmt: skip
         """Wrap an engine; `shots` are turns that stand before the case."""
-        self.shots = list(shots)
+        self.shots, self.thinks = list(shots), thinks
         self.engine, self.name, self.sampling = engine, name, sampling
         self.definitions, self.samples = definitions, samples
 
@@ -52,7 +52,7 @@ class EngineDetector:
         for index, case in enumerate(cases):
             for sample in range(self.samples):
                 reply = replies[sample * len(cases) + index]
-                thinking, verdict, reject = read_trace(reply)
+                thinking, verdict, reject = read_trace(reply, self.thinks)
                 traces.append(
                     Trace(
                         case_id=case.id, author=self.name, sample=sample, thinking=thinking, verdict=verdict,
@@ -139,6 +139,7 @@ class DetectorConfig:
     shots: int = 0  # solved training cases shown before the one that is asked about
     shots_from: str | None = None  # path of the examples (train.jsonl) that shots are taken from
     shot_reasoning: bool = True  # show their reasoning too, not the label alone
+    thinks: bool = True  # false for one trained with objective=label, whose reply is the verdict alone
 
     def open(self, ledger: Ledger) -> Detector:
         """Open the detector's engine."""
@@ -157,7 +158,8 @@ class DetectorConfig:
                 raise UsageError(f"detector.shots is {self.shots}; name the solved cases with detector.shots_from=FILE")
             chosen = choose_shots(read_rows(Path(self.shots_from), Example), self.shots)
             shots = shot_messages(chosen, self.shot_reasoning)
-        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples, shots)
+        engine = self.engine.open(ledger)
+        return EngineDetector(engine, self.name, sampling, definitions, self.samples, shots, self.thinks)
 
 
 def _p_yes(watched: dict[str, float] | None) -> float | None:

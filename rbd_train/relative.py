@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
-from rbd_train.modelling import encode_context, last_whole_checkpoint, load_model, load_tokenizer, pad_id, resolve_model
+from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
 from rbd_train.run import Run, Table
-from rbd_train.sft import ModelConfig
 from rbd_train.sources.direct import NewsroomSource
 from rbd_train.sources.jsonl import rows_of, text_field
 from rbd_train.store import fingerprint, read_text
+from rbd_train.training import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -62,7 +62,7 @@ def main(cfg: RelativeConfig, run: Run) -> float | None:
     key = fingerprint([run.inputs, kept, vars(cfg.model), cfg.steps, cfg.seed])
     checkpoints = run.folder / f"checkpoints-{key}"
     trainer = distiller(teacher, student, tokenizer, rows, cfg, checkpoints, run)
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
+    trainer.train(resume_from_checkpoint=last_whole(checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     save(student, tokenizer, run)
     shutil.rmtree(checkpoints, ignore_errors=True)
@@ -159,6 +159,12 @@ def distiller(
     teacher.to(trainer.args.device)  # type: ignore[arg-type]
     trainer.remove_callback(PrinterCallback)
     return trainer
+
+
+def last_whole(folder: Path) -> str | None:
+    """Return the newest checkpoint that was written to its end: trainer_state.json is the last file of one."""
+    found = [path for path in folder.glob("checkpoint-*") if (path / "trainer_state.json").is_file()]
+    return str(max(found, key=lambda path: int(path.name.split("-")[1]))) if found else None
 
 
 def save(model: "PreTrainedModel", tokenizer: "PreTrainedTokenizerBase", run: Run) -> None:

@@ -1,0 +1,114 @@
+"""On-policy distillation, the GPU check's rehearsal, and submission without Slurm."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbd_train.modelling import resolve_model
+from rbd_train.store import write_rows
+from tests.examples import example  # type: ignore[import-not-found]
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture
+def train_file(tmp_path: Path) -> Path:
+    write_rows(tmp_path / "train.jsonl", [example(number, number % 2 == 0) for number in range(1, 9)])
+    return tmp_path / "train.jsonl"
+
+
+def test_a_student_learns_from_what_it_writes(rbd: Callable[..., Any], train_file: Path) -> None:
+    words = ("distil", f"train={train_file}", "model=tiny", "teacher_path=tiny", "trainer.max_steps=2")
+    said = rbd(*words, "max_new_tokens=8", "trainer.micro_batch=4", "trainer.warmup_share=0.0")
+    assert said.code == 0, said.err
+    assert json.loads(Path("runs/default/distil/manifest.json").read_text())["metric"] == pytest.approx(0, abs=1e-4)
+    assert (Path("runs/default/distil/model") / "model.safetensors").is_file()
+
+
+def test_another_vocabulary_is_refused(rbd: Callable[..., Any], train_file: Path, tmp_path: Path) -> None:
+    from transformers import AutoTokenizer
+
+    shutil.copytree(resolve_model("tiny"), tmp_path / "other")
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "other")
+    tokenizer.add_tokens(["<new>"])
+    tokenizer.save_pretrained(tmp_path / "other")
+    said = rbd("distil", f"train={train_file}", "model=tiny", f"teacher_path={tmp_path / 'other'}")
+    assert said.code == 2 and "differ in 1 tokens" in said.err and "<new>" in said.err
+
+
+@pytest.mark.slow
+def test_the_gpu_check_rehearsed(tmp_path: Path) -> None:
+    out = tmp_path / "check.json"
+    given = os.environ | {"DRY": "1", "STEPS": "3"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), given["PATH"]])
+    done = subprocess.run(
+        ["bash", "launch/gpu_check.sh", str(out)], cwd=ROOT, env=given | {"PATH": path}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert found == json.loads(out.read_text()) and found["dry"] and found["mfu"] is None
+    assert found["tokens_per_second"] > 0 and found["planned_bytes"] > 0 and found["steps"] == 3
+
+
+@pytest.mark.slow
+def test_a_submitted_stage_runs(train_file: Path, tmp_path: Path) -> None:
+    words = ["sft", f"root={tmp_path / 'runs'}", f"train=[{train_file}]", "model=tiny", "trainer.max_steps=2"]
+    command = [sys.executable, "-m", "rbd_train.submit", "--here", "--logs", str(tmp_path / "logs"), *words]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads((tmp_path / "runs/default/sft/manifest.json").read_text())["status"] == "complete"
+
+
+def test_a_job_that_must_leave_is_submitted_again() -> None:
+    pytest.importorskip("submitit")
+    from rbd_train.submit import Job
+
+    again = Job(["sft", "model=tiny"]).checkpoint()
+    assert again.function.words == ["sft", "model=tiny"]
+
+
+@pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "launch").glob("*.sh")))
+def test_scripts_parse(script: str) -> None:
+    subprocess.run(["bash", "-n", str(ROOT / "launch" / script)], check=True)
+
+
+def test_the_papers_run_names_commands_that_compose() -> None:
+    """Each line of the dry run is a command whose keys exist."""
+    import shlex
+
+    from rbd_train.app import _name_engine_slot, load_stage
+    from rbd_train.config import compose
+
+    given = os.environ | {"DRY": "1", "GSM8K": "x", "RBD_DATA": "y"}
+    done = subprocess.run(
+        ["bash", "launch/rbd_paper.sh"], cwd=ROOT, env=given, capture_output=True, text=True, check=True
+    )
+    lines = done.stdout.splitlines()
+    assert len(lines) == 2 + 8 * 4 + 4 * (1 + 8) + 2
+    for line in {" ".join(line.split()[:1] + line.split()[1:]) for line in (*lines[:6], *lines[34:40], *lines[-9:])}:
+        _, stage, *words = shlex.split(line)
+        compose(stage, [_name_engine_slot(load_stage(stage), word) for word in words])
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "conf" / "experiment").glob("*.yaml")), ids=lambda path: path.stem)
+def test_an_experiment_begins_with_its_command(path: Path) -> None:
+    from rbd_train.app import load_stage
+    from rbd_train.config import build, compose
+
+    first = path.read_text().splitlines()[0].removeprefix("# ")
+    if not first.startswith("rbd "):
+        assert (ROOT / first.removeprefix("bash ")).is_file()
+        first = f"rbd sft experiment={path.stem}"
+    _, stage, *words = first.split()
+    values = compose(stage, words)
+    build(load_stage(stage).config, {("from_" if key == "from" else key): value for key, value in values.items()})
+    assert values["launch"] is None or (ROOT / "launch" / f"{values['launch']}.yaml").is_file()
+    assert values["model"]["path"].startswith("deepseek-ai/") and values["seed"] == 3407
