@@ -22,7 +22,7 @@ from rbd_train.store import fingerprint, write_whole
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
     "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
-    "debias": "eval.debias", "report": "eval.report",
+    "debias": "eval.debias", "discover": "data_gen.discover", "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 
@@ -269,7 +269,7 @@ def _stage_help(chosen: Stage) -> str:
         key = "from" if field.name == "from_" else field.name
         value = defaults.get(key)
         if isinstance(value, Mapping) and "_target_" in value:
-            group = key if (data_dir("conf") / key).is_dir() else ""
+            group = key if (data_dir("conf") / key).is_dir() else "engine"
             lines.append(f"  {key:<16} {helps.get(field.name, '')}; choices: {', '.join(choices(group))}")
             lines += _slot_help(key, value)
         elif dataclasses.is_dataclass(field.type) and isinstance(value, Mapping):

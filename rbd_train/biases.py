@@ -1,11 +1,14 @@
-"""The known biases as data, and how a judged pair becomes the case that a detector sees."""
+"""The biases as data (known, seeds, libraries on disk), and how a judged pair becomes the case that a detector sees."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
-from rbd_train.errors import UsageError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.prompts import shown_statement
-from rbd_train.records import Bias, BiasRecord, Case, Definition, Item, Judgement, View, uniform
+from rbd_train.records import Bias, BiasRecord, Case, Definition, Item, Judgement, Operator, View, uniform
+from rbd_train.store import read_rows
 
 Definitions = Literal["all", "subset", "known"]
 
@@ -28,6 +31,54 @@ KNOWN: tuple[Bias, ...] = (
     ),
 )  # fmt: skip
 NAMES: tuple[str, ...] = tuple(bias.id for bias in KNOWN)
+
+
+def _seed(identity: str, name: str, definition: str, operator: Operator | None) -> Bias:
+    return Bias(id=identity, name=name, definition=definition, origin="seed (papers.md 2.1)", operator=operator)
+
+
+# what discovery starts from: the seven of papers.md 2.1 in our own words; position lives in the order, not in a text
+SEEDS: tuple[Bias, ...] = (
+    _seed("length", "Length bias", "preferring the answer that says more words, though they add nothing.", Operator()),
+    _seed("positional", "Positional bias", "preferring an answer for the place in which it is shown.", None),
+    _seed("authority", "Authority bias", "trusting an answer because it cites a source or an expert.", Operator()),
+    _seed("compassion_fade", "Compassion-fade bias",
+          "deciding by the name of the model or author that an answer mentions.", Operator()),
+    _seed("fallacy_oversight", "Fallacy-oversight bias",
+          "overlooking a step of reasoning that does not follow.", Operator()),
+    _seed("sentiment", "Sentiment bias",
+          "preferring a cheerful tone to a neutral one, whatever the facts.", Operator()),
+    _seed("refinement_aware", "Refinement-aware bias",
+          "preferring an answer because it says that it was revised.", Operator()),
+)  # fmt: skip
+
+
+def slug(name: str) -> str:
+    """Turn a bias's name into its id: names that differ in case, spacing or the word bias are one."""
+    words = re.findall(r"\w+", name.casefold())
+    return "_".join(word for word in words if word != "bias") or "bias"
+
+
+def read_library(path: Path) -> list[Bias]:
+    """Read a bias library.
+
+    Raises:
+        DataError: two entries share an id, a name or a definition, or one is blank; names file, line and field.
+    """
+    library = read_rows(path, Bias)
+    seen: dict[tuple[str, str], int] = {}
+    for number, bias in enumerate(library, start=1):
+        for field, value in (("id", bias.id), ("name", slug(bias.name)), ("definition", bias.definition)):
+            text = " ".join(value.casefold().split())
+            if not text or (field == "name" and not bias.name.strip()):
+                raise DataError(f"{path}, line {number}, field {field}: blank; every bias needs an {field} of its own")
+            if (field, text) in seen:
+                raise DataError(
+                    f"{path}, line {number}, field {field}: {value!r} is line {seen[field, text]}'s too; "
+                    f"remove one of the two, or tell them apart"
+                )
+            seen[field, text] = number
+    return library
 
 
 def definitions_for(case_id: str, bias: str, mode: Definitions) -> tuple[Definition, ...]:

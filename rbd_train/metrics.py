@@ -156,6 +156,18 @@ def paired_test(first: Sequence[bool], second: Sequence[bool]) -> Paired:
     return Paired(only_first, only_second, len(both), float(mcnemar(table, exact=True).pvalue))
 
 
+def paired_difference(more: int, less: int, n: int) -> Rate:
+    """Return (more - less) / n of paired yes/no outcomes with its adjusted Wald interval (Bonett and Price 2012)."""
+    if n == 0:
+        return Rate(value=None, n=0)
+    from scipy.stats import norm
+
+    first, second = (more + 1) / (n + 2), (less + 1) / (n + 2)
+    half = float(norm.isf((1 - LEVEL) / 2)) * ((first + second - (first - second) ** 2) / (n + 2)) ** 0.5
+    middle = first - second
+    return Rate(value=(more - less) / n, n=n, low=max(-1.0, middle - half), high=min(1.0, middle + half))
+
+
 def ceiling(right_given_wrong: float | None) -> float | None:
     """Return the F1 that a detector blind to D can reach: 2p / (1 + p) with p = P(right on D | wrong on D_bias).
 
