@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from rbd_train.app import BaseConfig, stage
-from rbd_train.biases import definitions_for
+from rbd_train.biases import definitions_for, library_of
 from rbd_train.errors import DataError, UsageError
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
 from rbd_train.run import Run, Table
@@ -112,7 +112,8 @@ def select(
                 found.dropped.append(_dropped(record, trace, reason))
                 continue
             kept += 1
-            shown = definitions_for(f"{record.id}-{trace.sample}", record.bias, definitions)  # type: ignore[arg-type]
+            library = library_of(record.pair.biased) if record.pair else []
+            shown = definitions_for(f"{record.id}-{trace.sample}", record.bias, definitions, library)  # type: ignore[arg-type]
             found.train.append(_example(record, case.model_copy(update={"definitions": shown}), trace))
     return found
 

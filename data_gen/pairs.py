@@ -5,20 +5,23 @@ In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (wh
     rbd pairs source=generated
     rbd pairs source=rbd source.folder=DIR limit=50
     rbd pairs source=gsm8k source.path=test.jsonl 'bias=[verbosity,position]' weak=local
+    rbd pairs source=planted 'bias=["library:runs/default/discover/library.jsonl"]' engine@rewriter=rules
 """
 
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from data_gen.biases.injectors import INJECTORS, make_pair
+from data_gen.biases.library import LIBRARY, library_pairs, with_definitions
 from rbd_train.app import BaseConfig, stage
-from rbd_train.biases import NAMES
+from rbd_train.biases import NAMES, read_library
 from rbd_train.engine import Engine, Sampling
 from rbd_train.errors import DataError, UsageError
-from rbd_train.records import BiasPair, Dropped, Question, uniform
+from rbd_train.records import Bias, BiasPair, Dropped, Question, uniform
 from rbd_train.run import Run, Table
 from rbd_train.store import unique
 
@@ -30,7 +33,9 @@ class PairsConfig(BaseConfig):
     """Settings of pairs."""
 
     source: Any = None  # where questions or pairs come from
-    bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build
+    bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build; library:<file> takes a library's
+    rewriter: Any = None  # engine that writes a library's biases into answers (engine@rewriter=http)
+    rewrite_tokens: int = 2048  # tokens of a rewritten answer
     limit: int | None = None  # pairs per bias, drawn by id; null: all
     congruent_share: float = 0.0  # share of pairs whose cue favours the right answer, so that content-blind rules fail
     weak: Any = None  # engine (conf/weak) that writes wrong answers where the source has none
@@ -40,12 +45,17 @@ class PairsConfig(BaseConfig):
 @stage("pairs", PairsConfig)
 def main(cfg: PairsConfig, run: Run) -> float | None:
     """Load, complete with wrong answers, inject, write."""
-    check_biases(cfg.bias)
+    check_biases([bias for bias in cfg.bias if not bias.startswith(LIBRARY)])
+    library = read_libraries(cfg.bias, run)
+    if library and cfg.rewriter is None:
+        raise UsageError(
+            "bias=library:... needs an engine that writes biases into answers: engine@rewriter=http or rules"
+        )
     if (cfg.limit or 0) < 0 or not 0 <= cfg.congruent_share <= 1:
         raise UsageError(f"limit is {cfg.limit} (0 or more), congruent_share is {cfg.congruent_share} (0 to 1)")
     loaded = cfg.source.load(cfg.seed)
     for file in loaded.files:
-        run.note_input(_path(file))
+        run.note_input(Path(file))
     run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__}
     questions, dropped = loaded.questions, list[Dropped]()
     lacking = [question for question in questions if question.wrong is None]
@@ -59,10 +69,19 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
             completed, dropped = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
         questions = [question for question in questions if question.wrong is not None] + completed
     pairs = [pair for pair in loaded.pairs if pair.bias in cfg.bias]
-    for bias in cfg.bias:
+    named = [bias for bias in cfg.bias if not bias.startswith(LIBRARY)]
+    for bias in named:
         pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share)
+    if library:
+        chosen = questions if cfg.limit is None else draw(questions, cfg.limit)
+        with cfg.rewriter.open(run.ledger) as engine:
+            written, faults = library_pairs(
+                chosen, library, engine, type(cfg.source).__name__, cfg.congruent_share, cfg.rewrite_tokens
+            )
+        pairs, dropped = with_definitions([*pairs, *written], library), [*dropped, *faults]
     if cfg.limit is not None:
-        pairs = [pair for bias in cfg.bias for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
+        every = [*named, *(bias.id for bias in library)]
+        pairs = [pair for bias in every for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
     if not pairs:
         raise DataError(f"pairs: no pair is left of {len(loaded.questions)} questions and {len(loaded.pairs)} pairs")
     run.write("pairs.jsonl", unique(pairs, "id", "pairs"))
@@ -70,6 +89,18 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
     left = Counter(loaded.left_out) + Counter(row.reason for row in dropped)
     run.table(pairs_table(pairs, left))
     return float(len(pairs))
+
+
+def read_libraries(biases: Sequence[str], run: Run) -> list[Bias]:
+    """Read the biases of `library:<file>` that can be written into an answer."""
+    found: list[Bias] = []
+    for path in (Path(bias.removeprefix(LIBRARY)) for bias in biases if bias.startswith(LIBRARY)):
+        library = read_library(path)
+        run.note_input(path, len(library))
+        found += [bias for bias in library if bias.operator is not None]
+        if not found:
+            raise DataError(f"{path}: no bias has an operator, so none can be written into an answer")
+    return found
 
 
 def check_biases(biases: Sequence[str]) -> None:
@@ -146,9 +177,3 @@ def _number(text: str) -> float | None:
         return float(text.replace(",", "").replace("$", ""))
     except ValueError:
         return None
-
-
-def _path(file: str) -> Any:
-    from pathlib import Path
-
-    return Path(file)

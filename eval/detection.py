@@ -40,7 +40,9 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
     try:
         cases = [
             e.case if detector.definitions == "all"
-            else e.case.model_copy(update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions)})
+            else e.case.model_copy(
+                update={"definitions": definitions_for(e.case.id, e.bias, detector.definitions, e.case.definitions)}
+            )
             for e in examples
         ]  # fmt: skip
         traces = detector.detect(cases)

@@ -22,7 +22,8 @@ from rbd_train.store import fingerprint, write_whole
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
     "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
-    "debias": "eval.debias", "discover": "data_gen.discover", "report": "eval.report",
+    "debias": "eval.debias", "discover": "data_gen.discover",
+    "preferences": "data_gen.preferences", "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 

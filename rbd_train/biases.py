@@ -81,21 +81,30 @@ def read_library(path: Path) -> list[Bias]:
     return library
 
 
-def definitions_for(case_id: str, bias: str, mode: Definitions) -> tuple[Definition, ...]:
+def definitions_for(
+    case_id: str, bias: str, mode: Definitions, library: Sequence[Definition] = ()
+) -> tuple[Definition, ...]:
     """Choose the definitions that a prompt lists, in an order drawn from the case.
+
+    Beside the known biases stands what a library added: `library` holds the definitions that pairs were made from.
 
     `all` lists every known bias, `subset` the right one among random distractors (for training, so that a detector
     reads definitions instead of knowing four names), `known` the right one alone (as the paper does when debiasing).
     """
+    known = {entry.id: Definition(name=entry.name, text=entry.definition) for entry in KNOWN}
+    known = {slug(entry.name): entry for entry in library} | known
     if mode == "known":
-        chosen = [entry for entry in KNOWN if entry.id == bias]
+        chosen = [name for name in known if name == bias]
     else:
-        chosen = [
-            entry for entry in KNOWN
-            if mode == "all" or entry.id == bias or uniform("distractor", case_id, entry.id) < 0.5
-        ]  # fmt: skip
-    chosen.sort(key=lambda entry: uniform("definition order", case_id, entry.id))
-    return tuple(Definition(name=entry.name, text=entry.definition) for entry in chosen)
+        chosen = [name for name in known if mode == "all" or name == bias or uniform("distractor", case_id, name) < 0.5]
+    chosen.sort(key=lambda name: uniform("definition order", case_id, name))
+    return tuple(known[name] for name in chosen)
+
+
+def library_of(item: Item) -> list[Definition]:
+    """Return the definitions of the library that an item's pair was made from."""
+    stored = item.meta.get("library")
+    return [Definition.model_validate(entry) for entry in stored] if isinstance(stored, list) else []
 
 
 def view_of(item: Item, judgement: Judgement) -> View:
@@ -132,7 +141,7 @@ def case_from_views(case_id: str, bias: str, judged: Sequence[tuple[Item, Judgem
         raise UsageError(f"case {case_id}: an unreadable decision has no case")
     return Case(
         id=case_id,
-        definitions=definitions_for(case_id, bias, mode),
+        definitions=definitions_for(case_id, bias, mode, library_of(judged[-1][0])),
         question=judged[-1][0].question,
         views=tuple(view_of(item, judgement) for item, judgement in judged),
         judge=judged[-1][1].judge,

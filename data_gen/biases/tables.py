@@ -42,9 +42,10 @@ def candidates_table(
     smallest = smallest_detectable(items, noise, max(1, len(tested)), plan, plan.alpha)
     others = {fate: sum(c.fate == fate for c in candidates) for fate in ("same as a known one", "not tested")}
     note = (
-        f"Selection items: {items}. Rise = (harm - gain) / items; one up to {plan.margin} is no bias; p is adjusted for "
+        f"Selection items: {items}. Rise = (harm - gain) / items; up to {plan.margin} it is no bias; p is adjusted for "
         f"looks and candidates. Smallest effect that {items} items detect with 90 % power (noise "
-        f"{noise:.3f}, {len(tested)} candidates): {'none' if smallest is None else f'{smallest:.3f}'}. {_counts(others)}."
+        f"{noise:.3f}, {len(tested)} candidates): {'none' if smallest is None else f'{smallest:.3f}'}. "
+        f"{_counts(others)}."
     )
     columns = ("candidate", "round", "named", "items", "failed rewrites", "unreadable", "harm", "gain",
                "rise of the error", "p", "fate", "how")  # fmt: skip

@@ -1,7 +1,7 @@
 """A world to rehearse discovery in: generated questions whose answers come in styles, and a judge that leans on some.
 
 The answers' styles are drawn alike for right and wrong ones, so that a style says nothing about correctness. The judge
-(`conf/engine/planted.yaml`) works the sum out, adds its planted leanings and noise of its own, and knows no gold.
+(`conf/engine/planted_styles.yaml`) works the sum out, adds its leanings and noise of its own, and knows no gold.
 """
 
 import math
@@ -81,7 +81,7 @@ class PlantedJudgeEngine:
             value = self.scores(question, {"a": answer})["a"]
             return f"Score: {min(rate.HIGH, max(rate.LOW, round(5 + value)))}"
         if messages[0]["content"] != verdict.SYSTEM:
-            raise UsageError("engine=planted answers a judge's prompts alone")
+            raise UsageError("engine=planted_styles answers a judge's prompts alone")
         if uniform("unreadable", self.seed, *options.values()) < self.unreadable:
             return "Both have something to be said for them."
         scores = self.scores(question, options)
@@ -91,7 +91,7 @@ class PlantedJudgeEngine:
         """Score options (letter to text): skill on the right one, leanings on cues, and logistic noise."""
         solved = solve(question)
         if solved is None:
-            raise UsageError(f"engine=planted judges generated sums alone, not {question[:60]!r}")
+            raise UsageError(f"engine=planted_styles judges generated sums alone, not {question[:60]!r}")
         scores = {}
         for k, (letter, text) in enumerate(options.items()):
             score = self.skill * (stated(text) == sum(solved)) + self.first * (k == 0)
