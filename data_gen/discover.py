@@ -18,14 +18,14 @@ from typing import Any, NamedTuple, cast
 
 from data_gen.biases.identify import Found, explained, merged, named
 from data_gen.biases.tables import calls_table, candidates_table, effects_table, rounds_table
-from data_gen.biases.trial import Mode, Trial, item_of
+from data_gen.biases.trial import Mode, Trial, gold_of, item_of
 from rbd_train.acceptance import Counts, Plan, Tested, check_plan, validate
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import SEEDS, read_library
 from rbd_train.errors import DataError, UsageError
 from rbd_train.metrics import Rate, paired_difference
 from rbd_train.prompts.rewrite import SHAM
-from rbd_train.records import Bias, Candidate, Evidence, Item, Placed, Probe, Question, uniform
+from rbd_train.records import Bias, Candidate, Evidence, Item, Judgement, Outcome, Placed, Probe, Question, uniform
 from rbd_train.run import Run
 from rbd_train.sources.preference import label_balance
 
@@ -208,7 +208,7 @@ def one_round(
         (shot, before) for (item, _), before, shot in zip(assigned, plain, shots, strict=True)
         if shot.decided is not None and trial.wrong(item, shot.decided, before)
     ]  # fmt: skip
-    views = [(shot.item, shot.decided) for shot, _ in wrong if shot.decided is not None]
+    views = [(shot.item, preferred(shot.item, shot.decided)) for shot, _ in wrong if shot.decided is not None]
     grounds = explained(trial.judge, views, cfg.explain_tokens) if cfg.deeper else [()] * len(views)
     names, rejects = named(trial.judge, trial.writer, views, grounds, cfg.explain_tokens)
     outcome = merged(trial.writer, names, library, number)
@@ -224,6 +224,13 @@ def one_round(
         rejects, len(outcome.new) + len(outcome.same), outcome.calls, outcome.published_calls, len(kept), 0,
     )  # fmt: skip
     return kept, counted
+
+
+def preferred(item: Item, judgement: Judgement) -> Judgement:
+    """Say a score that rose as the choice that it amounts to: the wrong answer."""
+    if judgement.outcome.kind != "score":
+        return judgement
+    return judgement.model_copy(update={"outcome": Outcome(kind="choice", choice=1 - gold_of(item))})
 
 
 def assign(library: Sequence[Bias], items: Sequence[Item], seed: int) -> list[tuple[Item, Bias]]:

@@ -21,7 +21,7 @@ from rbd_train.store import fingerprint, write_whole
 
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
-    "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
+    "curate": "data_gen.curate", "sft": "rbd_train.sft", "dpo": "rbd_train.dpo", "detection": "eval.detection",
     "debias": "eval.debias", "discover": "data_gen.discover",
     "preferences": "data_gen.preferences", "report": "eval.report",
 }  # fmt: skip

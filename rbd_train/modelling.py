@@ -135,6 +135,25 @@ def load_model(name: str, dtype: str, attention: str | None = None) -> "PreTrain
     return model  # type: ignore[no-any-return]
 
 
+def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
+    """Put low-rank adapters on every linear layer but the output's (arXiv 2106.09685); they alone are trained.
+
+    Under ZeRO-3 adapters keep the dtype of the base, since mixed ones fail at the first step (trl#6089).
+    """
+    import torch
+    from peft import LoraConfig, TaskType, get_peft_model
+    from transformers.integrations import is_deepspeed_zero3_enabled
+
+    torch.manual_seed(seed)  # the same adapters on every rank and at any world size
+    return get_peft_model(
+        model,
+        LoraConfig(
+            r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", task_type=TaskType.CAUSAL_LM
+        ),
+        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),
+    )
+
+
 def pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the id that fills a batch. It never reaches loss or attention: masks go by position (trl#3091)."""
     value: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id

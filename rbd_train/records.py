@@ -293,6 +293,21 @@ class Turn(Record):
     content: str
 
 
+class Reward(Record):
+    """The implicit reward of a held-out pair: `margin` is beta x (what chosen gained - what rejected gained), in nats.
+
+    `reference_margin` is the reference's own log-probability of chosen less that of rejected.
+    """
+
+    id: str
+    bias: str | None
+    group: str
+    domain: str
+    margin: float
+    reference_margin: float
+    drift: float
+
+
 class Preference(Record):
     """A preference pair in TRL's conversational form; `bias` is what was written into the rejected answer, if any."""
 

@@ -37,6 +37,8 @@ class ModelConfig:
 
     path: str  # folder, hub name, `embedded` or `tiny`
     dtype: str = "float32"  # of the weights while training; bfloat16 ones get float32 masters in the optimizer
+    lora_rank: int = 0  # rank of low-rank adapters on all linear layers (PEFT); 0: train every weight
+    lora_alpha: int = 32  # scale of the adapters: alpha / rank
 
 
 @dataclass
@@ -163,6 +165,20 @@ def preview(tokenizer: "PreTrainedTokenizerBase", row: Rendered) -> str:
     return f"The first example; loss is taken between ⟦ and ⟧:\n{context}⟦{trained}⟧"
 
 
+def accumulation(global_batch: int, micro_batch: int, processes: int) -> int:
+    """Return the forward passes per optimizer step.
+
+    Raises:
+        UsageError: the global batch is no multiple of what one pass of all processes takes (A44).
+    """
+    if min(global_batch, micro_batch) < 1 or global_batch % (micro_batch * processes):
+        raise UsageError(
+            f"trainer.global_batch={global_batch} is no multiple of micro_batch x processes = "
+            f"{micro_batch} x {processes}; accumulation would not be whole"
+        )
+    return global_batch // (micro_batch * processes)
+
+
 def make_trainer(
     source: str, dtype: str, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Rendered],
     settings: Mapping[str, Any], seed: int, checkpoints: Path, run: Run,
@@ -174,12 +190,6 @@ def make_trainer(
     from trl.trainer.sft_config import SFTConfig as TrlConfig
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
-    per_step = settings["micro_batch"] * world_size()
-    if settings["global_batch"] % per_step:
-        raise UsageError(
-            f"trainer.global_batch={settings['global_batch']} is no multiple of micro_batch x processes = "
-            f"{settings['micro_batch']} x {world_size()}; accumulation would not be whole"
-        )
     cuda = torch.cuda.is_available()
     sharded = os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
     save_every = 0 if sharded else settings["save_every"]  # resuming shards is another issue's
@@ -187,7 +197,7 @@ def make_trainer(
     args = TrlConfig(
         output_dir=str(checkpoints), learning_rate=settings["learning_rate"], num_train_epochs=settings["epochs"],
         max_steps=settings["max_steps"], per_device_train_batch_size=settings["micro_batch"],
-        gradient_accumulation_steps=settings["global_batch"] // per_step, max_length=None, packing=False,
+        gradient_accumulation_steps=accumulation(settings["global_batch"], settings["micro_batch"], world_size()), max_length=None, packing=False,
         warmup_steps=settings["warmup_share"], lr_scheduler_type=settings["scheduler"],
         weight_decay=settings["weight_decay"], bf16=cuda if settings["bf16"] is None else settings["bf16"],
         activation_checkpointing=settings["recompute"], use_cpu=not cuda, seed=seed, data_seed=seed,
@@ -219,7 +229,7 @@ def make_trainer(
         optimizers=(optimizer, None),
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)  # it prints raw dictionaries; events.jsonl has them
-    trainer.add_callback(_log_to(run))
+    trainer.add_callback(log_to(run))
     run.facts |= {
         "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
         "global_batch": settings["global_batch"], "accumulation": args.gradient_accumulation_steps,
@@ -273,7 +283,8 @@ def check_saved(trainer: "SFTTrainer", folder: Path) -> None:
             raise DataError(f"{folder}: tensor {name} is {found.get(name)}, expected {shape}; not saved whole")
 
 
-def _log_to(run: Run) -> Any:
+def log_to(run: Run) -> Any:
+    """Return a callback that writes each logged step to the run's events and its tracker."""
     from transformers import TrainerCallback
 
     class LogToRun(TrainerCallback):  # type: ignore[misc]
