@@ -106,7 +106,7 @@ def render(
 ) -> tuple[list[Pair], list[Dropped]]:
     """Render pairs to ids; what is empty, too long or the same on both sides as rendered is dropped (A48).
 
-    Thinking in an answer is kept on both sides: stock R1 templates cut it off, which makes pairs that differ there equal.
+    Thinking in an answer is kept on both sides: stock R1 templates cut it off, which makes some pairs equal.
     """
     pairs, dropped = list[Pair](), list[Dropped]()
     for preference in preferences:
@@ -263,8 +263,8 @@ def rewards_table(rewards: Sequence[Reward], model: str) -> Table:
              mean_rate([r.margin for r in own], groups), mean_rate([r.drift for r in own], groups))
         )  # fmt: skip
     note = (
-        f"Trained from {model}. Implicit reward: beta x what an answer's log-probability gained over the reference; it is "
-        "wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as likely."
+        f"Trained from {model}. Implicit reward: beta x what an answer's log-probability gained over the reference; it "
+        "is wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as likely."
     )
     columns = ("bias", "pairs", "error", "error of the base's log-probability", "margin", "|log-ratio| per token")
     return Table(name="dpo", title="Implicit reward on held-out pairs", columns=columns, rows=tuple(rows), note=note)

@@ -107,7 +107,8 @@ class CpuPairTrainer(PairTrainer):
         margins = self.beta * (gains[0] - gains[1])
         loss = -torch.nn.functional.logsigmoid(margins).mean()
         told = {
-            "rewards/chosen": self.beta * gains[0], "rewards/rejected": self.beta * gains[1], "rewards/margins": margins,
+            "rewards/chosen": self.beta * gains[0], "rewards/rejected": self.beta * gains[1],
+            "rewards/margins": margins,
             "rewards/accuracies": (margins > 0).float(), "logps/chosen": chosen, "logps/rejected": rejected,
         }  # fmt: skip
         for key, value in told.items():
@@ -135,7 +136,7 @@ class CheckStart(TrainerCallback):  # type: ignore[misc]
         if abs(found - LN2) > self.tolerance:
             raise DataError(
                 f"dpo: the step-0 loss is {found:.4f}, not ln 2 = {LN2:.4f} (within {self.tolerance}): the reference "
-                "log-probabilities are not those of the model that is trained; remove the reference folder of the runs' root"
+                "log-probabilities are not those of the model that is trained; remove <root>/reference"
             )
 
 

@@ -197,7 +197,8 @@ def make_trainer(
     args = TrlConfig(
         output_dir=str(checkpoints), learning_rate=settings["learning_rate"], num_train_epochs=settings["epochs"],
         max_steps=settings["max_steps"], per_device_train_batch_size=settings["micro_batch"],
-        gradient_accumulation_steps=accumulation(settings["global_batch"], settings["micro_batch"], world_size()), max_length=None, packing=False,
+        gradient_accumulation_steps=accumulation(settings["global_batch"], settings["micro_batch"], world_size()),
+        max_length=None, packing=False,
         warmup_steps=settings["warmup_share"], lr_scheduler_type=settings["scheduler"],
         weight_decay=settings["weight_decay"], bf16=cuda if settings["bf16"] is None else settings["bf16"],
         activation_checkpointing=settings["recompute"], use_cpu=not cuda, seed=seed, data_seed=seed,
