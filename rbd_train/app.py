@@ -23,7 +23,8 @@ STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
     "curate": "data_gen.curate", "sft": "rbd_train.sft", "dpo": "rbd_train.dpo", "detection": "eval.detection",
     "debias": "eval.debias", "discover": "data_gen.discover",
-    "preferences": "data_gen.preferences", "report": "eval.report",
+    "preferences": "data_gen.preferences", "benchmark": "data_gen.benchmark", "before_after": "eval.before_after",
+    "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 

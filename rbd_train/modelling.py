@@ -142,7 +142,7 @@ def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
     """
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
-    from transformers.integrations import is_deepspeed_zero3_enabled
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     torch.manual_seed(seed)  # the same adapters on every rank and at any world size
     return get_peft_model(
@@ -150,7 +150,7 @@ def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
         LoraConfig(
             r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", task_type=TaskType.CAUSAL_LM
         ),
-        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),
+        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),  # type: ignore[no-untyped-call]
     )
 
 

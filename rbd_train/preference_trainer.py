@@ -53,12 +53,13 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         Every process takes each n-th batch, the last ones repeated so that all make as many passes; rows come back by
         their number, so that a repeated one counts once (A47).
         """
-        self.model.eval()
+        module: Any = self.model
+        module.eval()
         order = sorted(range(len(rows)), key=lambda k: -sum(len(rows[k][key]) for key in IDS))
         batches = [order[start : start + batch] for start in range(0, len(order), batch)]
         world, mine = self.accelerator.num_processes, self.accelerator.process_index
         batches += batches[-1:] * (-len(batches) % world)
-        model = self.model_wrapped if self.is_deepspeed_enabled else self.model
+        model = self.model_wrapped if self.is_deepspeed_enabled else module
         found = []
         for part in batches[mine::world]:
             inputs = self._prepare_inputs(self.data_collator([rows[k] for k in part]))
@@ -112,7 +113,7 @@ class CpuPairTrainer(PairTrainer):
             "rewards/accuracies": (margins > 0).float(), "logps/chosen": chosen, "logps/rejected": rejected,
         }  # fmt: skip
         for key, value in told.items():
-            self._metrics["train" if self.model.training else "eval"][key].append(value.detach().mean().item())
+            self._metrics["train" if model.training else "eval"][key].append(value.detach().mean().item())
         return (loss, {"loss": loss}) if return_outputs else loss
 
 

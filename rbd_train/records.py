@@ -293,6 +293,22 @@ class Turn(Record):
     content: str
 
 
+class Hardened(Record):
+    """An item of a hardened set in JudgeBench's columns; `label` is 1 or 2."""
+
+    id: str
+    original_id: str
+    question: str
+    response_A: str
+    response_B: str
+    label: int
+    injected_bias: str
+    bias: str
+    domain: str
+    group: str
+    reviews: int = 0
+
+
 class Reward(Record):
     """The implicit reward of a held-out pair: `margin` is beta x (what chosen gained - what rejected gained), in nats.
 
