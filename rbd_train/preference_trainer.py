@@ -55,18 +55,15 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
         """
         module: Any = self.model
         module.eval()
-        order = sorted(range(len(rows)), key=lambda k: -sum(len(rows[k][key]) for key in IDS))
-        batches = [order[start : start + batch] for start in range(0, len(order), batch)]
         world, mine = self.accelerator.num_processes, self.accelerator.process_index
-        batches += batches[-1:] * (-len(batches) % world)
+        batches = equal_batches([sum(len(row[key]) for key in IDS) for row in rows], batch, world)
         model = self.model_wrapped if self.is_deepspeed_enabled else module
         found = []
         for part in batches[mine::world]:
             inputs = self._prepare_inputs(self.data_collator([rows[k] for k in part]))
             chosen, rejected = self.pair_sums(model, inputs)
             found += [(k, c, r) for k, c, r in zip(part, chosen.tolist(), rejected.tolist(), strict=True)]
-        by_row = {k: (c, r) for k, c, r in gather_object(found)}
-        return [by_row[k] for k in range(len(rows))]
+        return once_each(gather_object(found), len(rows))
 
     def pair_sums(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return summed log-probabilities of chosen and rejected, each of shape (pairs,)."""
@@ -139,6 +136,19 @@ class CheckStart(TrainerCallback):  # type: ignore[misc]
                 f"dpo: the step-0 loss is {found:.4f}, not ln 2 = {LN2:.4f} (within {self.tolerance}): the reference "
                 "log-probabilities are not those of the model that is trained; remove <root>/reference"
             )
+
+
+def equal_batches(lengths: Sequence[int], batch: int, processes: int) -> list[list[int]]:
+    """Batch row numbers, longest first; the last batch is repeated until every process has as many (A41)."""
+    order = sorted(range(len(lengths)), key=lambda k: -lengths[k])
+    batches = [order[start : start + batch] for start in range(0, len(order), batch)]
+    return batches + batches[-1:] * (-len(batches) % processes)
+
+
+def once_each(found: Sequence[tuple[int, float, float]], count: int) -> list[tuple[float, float]]:
+    """Put gathered rows (number, chosen, rejected) in order, a repeated one once."""
+    by_row = {k: (chosen, rejected) for k, chosen, rejected in found}
+    return [by_row[k] for k in range(count)]
 
 
 IDS = ("prompt_ids", "chosen_ids", "rejected_ids")

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 from scipy.stats import binomtest, multinomial
+from statsmodels.stats.multitest import multipletests
 
 from data_gen.biases.tables import published_calls
 from data_gen.discover import larger_error
@@ -36,6 +37,8 @@ def test_the_level_holds_for_every_share_of_discordant_items(margin: float) -> N
 def test_holm_steps_down() -> None:
     assert holm([0.01, 0.04, 0.03]) == pytest.approx([0.03, 0.06, 0.06])
     assert holm([]) == []
+    values = [0.2, 0.001, 0.04, 0.04, 0.9]
+    assert holm(values) == pytest.approx(list(multipletests(values, method="holm")[1]))
 
 
 def test_a_clear_case_stops_early_and_a_hopeless_one_is_dropped() -> None:
