@@ -24,6 +24,7 @@ demo: setup
 demo-seeds: setup
 	$(BIN)/python -m rbd_train.embedded
 	for seed in 1 2 3; do PATH="$(CURDIR)/$(BIN):$$PATH" NAME=demo-$$seed SEED=$$seed bash launch/demo.sh || exit 1; done
+	$(BIN)/rbd report name=demo-seeds from=demo-1 'runs=[demo-1,demo-2,demo-3]' 'title="Three seeds (in full: demo-1)"'
 
 check: setup
 	$(BIN)/ruff format --check .

@@ -3,8 +3,9 @@
     python benchmarks/dpo_throughput.py          RewardBench pairs of shared/data, SmolLM2-135M; about an hour
     python benchmarks/dpo_throughput.py quick    generated pairs on the tiny model, under a minute
 
-Wall time counts everything from the weights on disk: set-up, the reference pass, one epoch. The rivals: TRL as a user
-gets it (its own defaults apart from what must be equal), and TRL tuned by hand (precomputed reference, no recomputation, the
+Wall time counts all from the weights on disk: set-up, the reference pass, one epoch. The rivals: TRL as a user
+gets it (its own defaults apart from what must be equal), and TRL tuned by hand (precomputed reference, no recomputation,
+the
 fastest of bfloat16 weights or autocast and of the micro-batches, chosen on a few pairs, as is ours).
 Each side runs in a process of its own, alternating. The losses of the epoch are compared.
 """

@@ -21,9 +21,11 @@ from rbd_train.biases import case_of
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import ContentJudge, Judge, Shown
 from rbd_train.metrics import ceiling, proportion
-from rbd_train.records import BiasPair, BiasRecord, Case, Judgement, uniform
+from rbd_train.records import BiasPair, BiasRecord, Case, Item, Judgement, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources.rbd import read_reasoning
+
+COURTESY = "Please look at this question."
 
 
 @dataclass
@@ -35,6 +37,7 @@ class JudgementsConfig(BaseConfig):
     pairs: str | None = None  # path of the pairs; default: the output of stage pairs
     imported: str | None = None  # the published reasoning-supervision CSV, instead of judging
     noise_samples: int = 0  # extra judgements per view with other noise, to know how often it flips by itself
+    sham: bool = False  # judge D_bias again with a courtesy before the question: a deterministic judge's noise floor
 
 
 @stage("judgements", JudgementsConfig)
@@ -56,7 +59,7 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         shown = [part for view in views for part in (view.plain, view.biased)]
         judged = judge.judge(shown)
         records = label(views, judged)
-        noise = noise_floor(judge, views, judged, cfg.noise_samples)
+        noise = noise_floor(judge, views, judged, cfg.noise_samples, cfg.sham)
         planted = isinstance(judge, ContentJudge) and bool(judge.leaning)
         bare = label(views, judge.unplanted().judge(shown)) if isinstance(judge, ContentJudge) and planted else []
     cases = readable_cases(records)
@@ -64,7 +67,7 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
     run.write("cases.jsonl", cases)
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
     run.facts["leaning"] = getattr(judge, "leaning", {})
-    run.table(records_table(records, noise, declared(judge)))
+    run.table(records_table(records, noise, f"{declared(judge)}; {noise_note(cfg.noise_samples, cfg.sham)}"))
     if bare:  # the same scores without the leaning, so no further call
         table = records_table(bare, None, f"judge {judge.name}: without its planted leaning")
         run.table(table.model_copy(update={"name": "judgements_unplanted", "title": "The same judge, unplanted"}))
@@ -119,15 +122,37 @@ def readable_cases(records: Sequence[BiasRecord]) -> list[Case]:
 
 
 def noise_floor(
-    judge: Judge, views: Sequence[View], judged: Sequence[Judgement], samples: int
+    judge: Judge, views: Sequence[View], judged: Sequence[Judgement], samples: int, sham: bool
 ) -> dict[str, list[bool]]:
-    """Judge the biased views again with other noise; returns, per bias, whether the decision flipped by itself."""
+    """Judge the biased views again; returns, per bias, whether the decision flipped although no cue changed.
+
+    Args:
+        judge: the judge that decided.
+        views: what it decided.
+        judged: its decisions, plain and biased in turn.
+        samples: how often to ask again with other noise.
+        sham: whether to ask once about a rewrite that means nothing (a deterministic judge has no other noise).
+    """
+    biased = [view.biased for view in views]
+    again = [judge.judge(biased, sample) for sample in range(1, samples + 1)]
+    if sham:
+        again.append(judge.judge([Shown(sham_of(item), order) for item, order in biased]))
     flips: dict[str, list[bool]] = {}
-    for sample in range(1, samples + 1):
-        again = judge.judge([view.biased for view in views], sample)
-        for view, first, second in zip(views, judged[1::2], again, strict=True):
+    for decisions in again:
+        for view, first, second in zip(views, judged[1::2], decisions, strict=True):
             flips.setdefault(view.pair.bias, []).append(first.outcome != second.outcome)
     return flips
+
+
+def sham_of(item: Item) -> Item:
+    """Rewrite an item without touching a cue: the options, their lengths, tones and order and the crowd stay."""
+    return item.model_copy(update={"id": f"{item.id}-sham", "question": f"{COURTESY} {item.question}"})
+
+
+def noise_note(samples: int, sham: bool) -> str:
+    """Say what the column noise holds."""
+    asked = [f"{samples} more samples"] * bool(samples) + [f'"{COURTESY}" before the question'] * sham
+    return f"noise: decisions on D_bias that flip by themselves ({' and '.join(asked) or 'not measured'})"
 
 
 def declared(judge: Judge) -> str:

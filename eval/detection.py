@@ -19,6 +19,8 @@ from rbd_train.errors import DataError
 from rbd_train.metrics import Scored, ceiling, confusion, f1_rate, macro_f1, paired_test, proportion
 from rbd_train.records import Example, Trace
 from rbd_train.run import Cell, Run, Table
+from rbd_train.tables import markdown
+from rbd_train.weights import add_scores
 
 Verdicts = Mapping[str, Mapping[str, bool | None]]  # method -> case id -> verdict
 
@@ -56,6 +58,8 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
     run.table(methods_table(examples, said, rival, detector.name))
     run.table(paired_table(examples, said, rival, detector.name))
     run.table(reject_table(traces))
+    if run.main:
+        add_scores(Path(model_of(cfg.detector)), "\n".join(markdown(table) for table in run.tables))
     rows = scored(examples, said[detector.name])
     f1 = macro_f1(rows)
     run.figure("detection.f1", f1)
@@ -69,6 +73,11 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
             f"detection.rule_f1.{bias}", f1_rate([r for r in scored(examples, said["best rule"]) if r.bias == bias])
         )
     return f1.value
+
+
+def model_of(detector: Any) -> str:
+    """Return the folder or name of the model behind a detector; empty where it has none."""
+    return str(getattr(detector, "model", None) or getattr(getattr(detector, "engine", None), "model", ""))
 
 
 def biases_of(examples: Sequence[Example]) -> list[str]:

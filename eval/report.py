@@ -10,8 +10,9 @@ In: the finished stages of this run (and of the run named by from). Out: `index.
 import base64
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import mean, stdev
 from typing import Any
 
 from eval.figures import accuracy_figure, detection_figure
@@ -21,7 +22,7 @@ from rbd_train.errors import DataError
 from rbd_train.metrics import Rate
 from rbd_train.prompts import label
 from rbd_train.records import BiasRecord, Case, Revision
-from rbd_train.run import Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.store import write_json, write_whole
 from rbd_train.tables import as_csv, cell_text, markdown
 
@@ -41,12 +42,22 @@ SECTIONS = {
     "sft": "Training",
 }
 
+HEADLINES = {
+    "debias.accuracy_before": "accuracy on D_bias before",
+    "debias.accuracy_after": "accuracy on D_bias after",
+    "debias.broken": "share of right verdicts broken",
+    "detection.f1": "detector, macro F1",
+    "detection.best_rule_f1": "best content-blind rule, macro F1",
+    "seconds": "seconds, all stages",
+}
+
 
 @dataclass
 class ReportConfig(BaseConfig):
     """Settings of report."""
 
     title: str | None = None  # of the page; default: the run's name
+    runs: list[str] = field(default_factory=list)  # runs of other seeds, already reported, to show the spread of
 
 
 @stage("report", ReportConfig)
@@ -54,7 +65,8 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
     """Gather, draw, write."""
     found = gather(run)
     summary = summary_of(found)
-    tables = [Table.model_validate(t) for part in found.values() for t in part["tables"]]
+    spread = spread_table(run, cfg.runs) if cfg.runs else None
+    tables = [*([spread] if spread else []), *(Table.model_validate(t) for p in found.values() for t in p["tables"])]
     for table in tables:
         write_whole(run.folder / "tables" / f"{table.name}.md", markdown(table))
         write_whole(run.folder / "tables" / f"{table.name}.csv", as_csv(table))
@@ -69,7 +81,7 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
                 write_whole(run.folder / "figures" / f"{name}.{suffix}", data)
             figures[name] = base64.b64encode(drawn["svg"]).decode()
     title = cfg.title or f"rbd_train: {run.name}"
-    write_whole(run.folder / "index.html", page(title, found, summary, figures, told_cases(run)))
+    write_whole(run.folder / "index.html", page(title, found, summary, figures, told_cases(run), spread))
     for file in ("index.html", "summary.json"):
         run.note_output(file)
     run.say(f"report: {run.folder / 'index.html'}")
@@ -113,12 +125,36 @@ def summary_of(found: Mapping[str, Mapping[str, Any]]) -> dict[str, Rate]:
     return summary | {"seconds": Rate(value=seconds, n=len(found)), "calls": Rate(value=float(calls), n=len(found))}
 
 
+def spread_table(run: Run, names: Sequence[str]) -> Table:
+    """Show the headline figures run by run, with their mean and standard deviation over runs.
+
+    Raises:
+        DataError: a run has no finished report.
+    """
+    summaries = []
+    for name in names:
+        path = run.output_of("report", "summary.json", name)
+        run.note_input(path)
+        summaries.append({k: Rate.model_validate(v) for k, v in json.loads(path.read_text(encoding="utf-8")).items()})
+    rows: list[tuple[Cell, ...]] = []
+    for key, text in HEADLINES.items():
+        rates = [summary.get(key, Rate(value=None, n=0)) for summary in summaries]
+        values = [rate.value for rate in rates if rate.value is not None]
+        rows.append((text, *rates, mean(values) if values else None, stdev(values) if len(values) > 1 else None))
+    return Table(
+        name="spread", title="The same job, run by run", columns=("figure", *names, "mean", "standard deviation"),
+        rows=tuple(rows), note=f"Each run has a seed of its own, and so other questions and another detector; "
+        f"{len(names)} runs.",
+    )  # fmt: skip
+
+
 def told_cases(run: Run) -> list[dict[str, Any]]:
     """Pick three decisions to tell in full: a repaired one, one rightly left alone, a broken one (first by id)."""
-    manifest = read_manifest(run.root / run.name / "debias")
+    folders = [run.root / name / "debias" for name in (run.name, run.source)]
+    manifest, folder = next(((found, f) for f in folders if (found := read_manifest(f))), (None, folders[0]))
     if manifest is None or manifest["status"] != "complete":
         return []
-    revisions = run.read(run.root / run.name / "debias" / "revisions.jsonl", Revision)
+    revisions = run.read(folder / "revisions.jsonl", Revision)
     records_path = next(Path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
     records = {record.id: record for record in run.read(records_path, BiasRecord)}
     told: dict[str, dict[str, Any]] = {}
@@ -162,7 +198,7 @@ def decision(judgement: Any) -> str:
 
 def page(
     title: str, found: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Rate], figures: Mapping[str, str],
-    cases: Sequence[Mapping[str, Any]],
+    cases: Sequence[Mapping[str, Any]], spread: Table | None = None,
 ) -> str:  # fmt: skip
     """Render the page; every text in it is escaped, and it needs no network."""
     import jinja2
@@ -172,7 +208,7 @@ def page(
         undefined=jinja2.StrictUndefined,
     )  # fmt: skip
     environment.filters |= {"cell": cell_text}
-    environment.globals |= {"label": label}
+    environment.globals |= {"label": label, "HEADLINES": HEADLINES}
     parts = [
         {"stage": name, "title": heading, **found[name],
          "tables": [Table.model_validate(table) for table in found[name]["tables"]]}
@@ -182,5 +218,6 @@ def page(
     template = any("template" in table.note for part in parts for table in part["tables"] if part["stage"] == "traces")
     return environment.get_template("report.html.jinja").render(
         title=title, parts=parts, summary=summary, figures=figures, cases=cases, leaning=leaning, template=template,
+        spread=spread,
         manifests={name: part["manifest"] for name, part in found.items()},
     )  # fmt: skip

@@ -1,13 +1,10 @@
 """The `rbd` command: `rbd <stage> key=value ...`, the frame around every stage, sweeps and launches."""
 
 import ast
-import contextlib
 import dataclasses
 import importlib
 import importlib.util
-import itertools
 import os
-import subprocess
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
@@ -16,15 +13,15 @@ from typing import Any, NamedTuple
 
 from rbd_train.config import build, choices, compose, compose_defaults, data_dir, field_help
 from rbd_train.errors import DataError, IncompleteError, UsageError
-from rbd_train.run import Run, Table, rank
-from rbd_train.store import fingerprint, write_whole
+from rbd_train.run import Run, rank, world_size
+from rbd_train.store import write_whole
 
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
-    "curate": "data_gen.curate", "sft": "rbd_train.sft", "dpo": "rbd_train.dpo", "detection": "eval.detection",
-    "debias": "eval.debias", "discover": "data_gen.discover",
-    "preferences": "data_gen.preferences", "benchmark": "data_gen.benchmark", "before_after": "eval.before_after",
-    "report": "eval.report",
+    "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
+    "debias": "eval.debias", "discover": "data_gen.discover", "preferences": "data_gen.preferences",
+    "dpo": "rbd_train.dpo", "benchmark": "data_gen.benchmark", "before_after": "eval.before_after",
+    "report": "eval.report", "plan": "rbd_train.plan", "distil": "rbd_train.distil",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 
@@ -51,11 +48,12 @@ class Stage(NamedTuple):
     name: str
     config: type
     function: Callable[[Any, Run], float | None]
+    launches: bool = True  # whether `launch` starts workers; a plan only speaks of them
 
 
-def stage(name: str, config: type) -> Callable[[Callable[[Any, Run], float | None]], Stage]:
+def stage(name: str, config: type, launches: bool = True) -> Callable[[Callable[[Any, Run], float | None]], Stage]:
     """Make a function `main(cfg, run)` a stage; its return value is the number that a sweep optimises."""
-    return lambda function: Stage(name, config, function)
+    return lambda function: Stage(name, config, function, launches)
 
 
 def load_stage(name: str) -> Stage:
@@ -84,8 +82,12 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
         if run.main:
             print(f"{run.folder}: complete already, with the same settings and inputs")
         return None if known is None else float(known)
-    if values["launch"] and not worker and "LOCAL_RANK" not in os.environ:
-        return _launch(run, chosen.name, values)
+    if values["launch"] and chosen.launches and not worker and "LOCAL_RANK" not in os.environ:
+        from rbd_train.workers import launch
+
+        return launch(run, chosen.name, values, _yaml(values))
+    if values["processes"] and "LOCAL_RANK" in os.environ and world_size() != values["processes"]:
+        raise UsageError(f"processes={values['processes']}, but {world_size()} were started; make them agree")
     with run.opened():
         if run.main:
             write_whole(run.folder / "config.yaml", _yaml(values))
@@ -153,89 +155,15 @@ def _dispatch(words: list[str]) -> int:
         raise UsageError(f"there is no option {flags[0]}; options: -m (sweep), --cfg job (show the config), --help")
     overrides = [_name_engine_slot(chosen, word) for word in overrides]
     if sweep:
-        return _sweep(chosen, overrides)
+        from rbd_train.sweep import sweep as run_sweep
+
+        return run_sweep(chosen.name, overrides)
     values = compose(chosen.name, overrides)
     if show:
         print(_yaml(values), end="")
         return 0
     run_stage(chosen, values)
     return 0
-
-
-def _launch(run: Run, name: str, values: Mapping[str, Any]) -> float | None:
-    """Write the resolved config once and start accelerate's workers on that file."""
-    import torch
-
-    file = data_dir("launch") / f"{values['launch']}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.yaml")))
-        raise UsageError(f"launch has no file {values['launch']!r}; choose one of {known}")
-    resolved = run.folder / "resolved.yaml"
-    write_whole(resolved, _yaml(values))
-    environment = dict(os.environ)
-    processes = values["processes"] or (None if torch.cuda.is_available() else 2)
-    if torch.cuda.is_available() or "DEEPSPEED" in file.read_text():
-        command = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
-        command += ["--num_processes", str(processes)] if processes else []
-        if not torch.cuda.is_available():
-            # ZeRO runs on gloo ranks with DS_ACCELERATOR; ACCELERATE_USE_CPU breaks it (no attribute 'ds_status')
-            command += ["--mixed_precision", "no"]
-            environment |= {"DS_ACCELERATOR": "cpu"}
-    else:  # `accelerate launch --cpu --num_processes 2` starts one process without saying so
-        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc_per_node={processes}"]
-    environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
-    worker = ["-m", "rbd_train.app", name, "--resolved", str(resolved), f"debug={str(values['debug']).lower()}"]
-    done = subprocess.run([*command, *worker], env=environment, check=False)
-    if done.returncode:
-        raise DataError(
-            f"{values['launch']}: a worker of {run.folder} failed with exit code {done.returncode}; see above"
-        )
-    from rbd_train.run import read_manifest
-
-    manifest = read_manifest(run.folder)
-    return manifest["metric"] if manifest else None
-
-
-def _sweep(chosen: Stage, overrides: Sequence[str]) -> int:
-    """Run the grid of comma-separated values, each trial in a process and a folder of its own."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from hydra.errors import HydraException
-
-    axes: list[list[str]] = []
-    try:
-        for override in OverridesParser.create().parse_overrides(list(overrides)):
-            key = override.get_key_element()
-            if override.is_sweep_override():
-                axes.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-            else:
-                axes.append([str(override.input_line)])
-    except HydraException as error:
-        raise UsageError(f"can't parse the sweep: {str(error).splitlines()[0]}") from error
-    rows = []
-    for number, trial in enumerate(itertools.product(*axes)):
-        varied = [word for word, axis in zip(trial, axes, strict=True) if len(axis) > 1]
-        suffix = fingerprint(sorted(varied))[:8]
-        words = [*trial, f"trial='{suffix}'"]  # quoted: a hash of digits alone would be read as a number
-        command = [sys.executable, "-m", "rbd_train.app", chosen.name, *words]
-        done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
-        sys.stderr.write(done.stderr)
-        from rbd_train.run import read_manifest
-
-        folder, manifest = Path("-"), dict[str, Any]()
-        with contextlib.suppress(UsageError):  # the trial has said so itself; the others still run
-            values = compose(chosen.name, words)
-            folder = Path(values["root"]) / values["name"] / f"{chosen.name}-{suffix}"
-            manifest = read_manifest(folder) or {}
-        reason = "" if done.returncode == 0 else (done.stderr.strip().splitlines() or ["?"])[-1][:160]
-        rows.append(
-            (number, " ".join(varied), str(folder), "ok" if done.returncode == 0 else "failed",
-             manifest.get("metric"), reason)
-        )  # fmt: skip
-    from rbd_train.tables import show
-
-    columns = ("trial", "overrides", "folder", "status", "metric", "reason")
-    print(show(Table(name="sweep", title=f"Sweep of {chosen.name}", columns=columns, rows=tuple(rows))))
-    return 1 if any(row[3] == "failed" for row in rows) else 0
 
 
 def _name_engine_slot(chosen: Stage, word: str) -> str:

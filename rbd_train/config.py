@@ -32,6 +32,8 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    # an experiment sets keys of the whole config; said here, since hydra wants it in a file's first line
+    overrides = [re.sub("^experiment=", "experiment@_global_=", word) for word in overrides]
     with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):
         try:
             composed = hydra_compose(stage, overrides=list(overrides))
@@ -46,6 +48,20 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
         raise UsageError(_first_line(error)) from error
     assert isinstance(container, dict)
     return {str(key): value for key, value in container.items()}
+
+
+def slot(word: str, *overrides: str) -> Any:
+    """Build what a word of the command line names, for use from Python.
+
+    `slot("judge=generative", "engine@judge.engine=http", "judge.engine.model=gpt-4o").open(ledger)` is the judge that
+    `rbd judgements` opens for the same words.
+
+    Raises:
+        UsageError: as `compose` and `build`.
+    """
+    group = word.split("=", 1)[0]
+    values = compose("base", [f"+{word}", *overrides])[group]
+    return build(_locate(str(values["_target_"])), values, f"{group}.")
 
 
 def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:

@@ -3,7 +3,7 @@
 import ctypes
 from typing import Any
 
-from trl.trainer.sft_trainer import SFTTrainer
+from rbd_train.trainer import Distiller
 
 _M_TRIM_THRESHOLD, _M_TOP_PAD, _M_MMAP_MAX = -1, -2, -4
 
@@ -17,7 +17,7 @@ def keep_freed_memory() -> None:
         libc.mallopt(_M_TOP_PAD, 2**28)
 
 
-class CompletionTrainer(SFTTrainer):
+class CompletionTrainer(Distiller):
     """Compute logits for completion tokens alone: without Triton, TRL scores every position of the batch."""
 
     def compute_loss(
@@ -26,12 +26,12 @@ class CompletionTrainer(SFTTrainer):
         """Return the mean negative log-likelihood of the supervised tokens; labels have shape (batch, tokens)."""
         import torch
 
+        module = model.get_base_model() if hasattr(model, "peft_config") else model
         labels = inputs["labels"][:, 1:]
-        hidden = model.base_model(
-            input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"], use_cache=False
-        ).last_hidden_state[:, :-1]  # fmt: skip
+        given = {key: inputs[key] for key in ("attention_mask", "position_ids") if key in inputs}
+        hidden = module.base_model(input_ids=inputs["input_ids"], use_cache=False, **given).last_hidden_state[:, :-1]
         mask = labels != -100
-        logits = model.get_output_embeddings()(hidden[mask]).float()  # (supervised tokens, vocabulary)
+        logits = module.get_output_embeddings()(hidden[mask]).float()  # (supervised tokens, vocabulary)
         total = torch.nn.functional.cross_entropy(logits, labels[mask], reduction="sum")
         loss = total / (mask.sum() if num_items_in_batch is None else num_items_in_batch)
         return (loss, {"loss": loss}) if return_outputs else loss

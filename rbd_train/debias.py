@@ -9,8 +9,8 @@ from typing import NamedTuple, Protocol
 from rbd_train.biases import case_from_views
 from rbd_train.detector import Detector
 from rbd_train.errors import UsageError
-from rbd_train.judge import GenerativeJudge, Shown
-from rbd_train.records import Case, Judgement, Revision, Round, Trace
+from rbd_train.judge import GenerativeJudge, Judge, Shown
+from rbd_train.records import Case, Item, Judgement, Revision, Round, Trace
 
 
 class Decision(NamedTuple):
@@ -20,6 +20,18 @@ class Decision(NamedTuple):
     bias: str
     shown: tuple[Shown, ...]
     judgements: tuple[Judgement, ...]
+
+
+def decide(judge: Judge, bias: str, items: Sequence[Item]) -> list[Decision]:
+    """Let a judge decide items as stored, for position in both orders: what `debias` then looks at."""
+    orders = [tuple(range(len(item.options))) for item in items]
+    both = bias == "position"
+    views = [(Shown(i, o), Shown(i, o[::-1])) if both else (Shown(i, o),) for i, o in zip(items, orders, strict=True)]
+    judged = iter(judge.judge([shown for view in views for shown in view]))
+    return [
+        Decision(item.id, bias, view, tuple(next(judged) for _ in view))
+        for item, view in zip(items, views, strict=True)
+    ]
 
 
 class Rejudge(Protocol):

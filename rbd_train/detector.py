@@ -33,9 +33,11 @@ class EngineDetector:
     """A detector that asks an engine, `samples` times per case."""
 
     def __init__(
-        self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1
-    ) -> None:
+        self, engine: Engine, name: str, sampling: Sampling, definitions: Definitions = "all", samples: int = 1,
+        thinks: bool = True,
+    ) -> None:  # fmt: skip
         """Wrap an engine."""
+        self.thinks = thinks
         self.engine, self.name, self.sampling = engine, name, sampling
         self.definitions, self.samples = definitions, samples
 
@@ -50,7 +52,7 @@ class EngineDetector:
         for index, case in enumerate(cases):
             for sample in range(self.samples):
                 reply = drawn[sample][index]
-                thinking, verdict, reject = read_trace(reply)
+                thinking, verdict, reject = read_trace(reply, self.thinks)
                 traces.append(
                     Trace(
                         case_id=case.id, author=self.name, sample=sample, thinking=thinking, verdict=verdict,
@@ -124,6 +126,7 @@ class DetectorConfig:
     top_p: float = 1.0
     samples: int = 1  # traces per case
     definitions: str = "all"  # all, subset or known: which definitions its prompt lists
+    thinks: bool = True  # false for one trained with objective=label, whose reply is the verdict alone
 
     def open(self, ledger: Ledger) -> Detector:
         """Open the detector's engine."""
@@ -133,7 +136,7 @@ class DetectorConfig:
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, watch=("Yes", "No")
         )
         definitions = cast(Definitions, self.definitions)
-        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples)
+        return EngineDetector(self.engine.open(ledger), self.name, sampling, definitions, self.samples, self.thinks)
 
 
 def _p_yes(watched: dict[str, float] | None) -> float | None:

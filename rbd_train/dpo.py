@@ -7,7 +7,6 @@ Reference log-probabilities are computed once, before training, and kept by data
     rbd dpo model=r1_qwen_7b launch=zero3 model.lora_rank=16
 """
 
-import os
 import shutil
 import sys
 from collections import Counter
@@ -23,8 +22,19 @@ from rbd_train.metrics import Rate, mean_rate
 from rbd_train.modelling import add_lora, encode_context, load_model, load_tokenizer, pad_id, plain, resolve_model
 from rbd_train.records import Dropped, Preference, Reward
 from rbd_train.run import Cell, Run, Table, world_size
-from rbd_train.sft import EAGER_SCORES, ModelConfig, accumulation, last_whole_checkpoint, log_to, save
 from rbd_train.store import fingerprint
+from rbd_train.training import (
+    EAGER_SCORES,
+    INNOCENT,
+    STOP_FILE,
+    ModelConfig,
+    accumulation,
+    log_to,
+    report_speed,
+    sharded,
+    train_to_the_end,
+)
+from rbd_train.weights import model_card, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -86,13 +96,16 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     check_pairs(pairs, len(train), cfg.trainer.max_length)
     key = fingerprint([[list(p) for p in pairs], tokenizer.chat_template, weights_digest(source), cfg.model.dtype])
     reference = run.root / "reference" / f"{key}.json"
-    checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), vars(cfg.trainer), cfg.seed])}"
+    settings = {name: value for name, value in vars(cfg.trainer).items() if name not in INNOCENT}
+    checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), settings, cfg.seed])}"
     trainer = make_trainer(source, cfg.model, cfg.trainer, tokenizer, pairs, cfg.seed, checkpoints, reference, run)
     before = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
-    trainer.train(resume_from_checkpoint=last_whole_checkpoint(checkpoints))
+    train_to_the_end(trainer, trainer.facts, checkpoints, run)
     after = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
     rewards = rewards_of({pair.id: pair for pair in test}, held, before, after, cfg.trainer.beta)
-    save(trainer, tokenizer, run)
+    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, vars(cfg.trainer), f"{len(pairs)} pairs.")
+    save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
+    report_speed(trainer, len(pairs), sum(sum(map(len, pair[1:])) + len(pair.prompt_ids) for pair in pairs), run)
     run.write("rewards.jsonl", rewards)
     run.table(rewards_table(rewards, cfg.model.path))
     report(trainer, rewards, run)
@@ -181,11 +194,11 @@ def make_trainer(
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     from rbd_train.preference_trainer import CheckStart, CpuPairTrainer, PairTrainer
+    from rbd_train.trainer import Stopping
 
     if settings.beta <= 0:
         raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
-    cuda, sharded = torch.cuda.is_available(), os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true"
-    save_every = 0 if sharded else settings.save_every
+    cuda, sharding = torch.cuda.is_available(), sharded()
     args = TrlConfig(
         output_dir=str(checkpoints), beta=settings.beta, learning_rate=settings.learning_rate,
         num_train_epochs=settings.epochs, max_steps=settings.max_steps,
@@ -195,7 +208,7 @@ def make_trainer(
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
         bf16=cuda if settings.bf16 is None else settings.bf16, gradient_checkpointing=settings.recompute,
         use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
-        report_to="none", save_strategy="steps" if save_every else "no", save_steps=save_every or 1,
+        report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
         save_total_limit=1, disable_tqdm=not (run.main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
         remove_unused_columns=True,
     )  # fmt: skip
@@ -205,12 +218,12 @@ def make_trainer(
     if model.lora_rank:
         module = add_lora(module, model.lora_rank, model.lora_alpha, seed)
     optimizer = None
-    if model.dtype == "bfloat16" and not sharded:
+    if model.dtype == "bfloat16" and not sharding:
         from rbd_train.master_adamw import MasterAdamW
 
         optimizer = MasterAdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     kind = PairTrainer
-    if not cuda and world_size() == 1 and not sharded:
+    if not cuda and world_size() == 1 and not sharding:
         from rbd_train.cpu import keep_freed_memory
 
         keep_freed_memory()
@@ -220,10 +233,17 @@ def make_trainer(
         processing_class=tokenizer, data_collator=DataCollatorForPreference(pad_token_id=pad_id(tokenizer)),
         optimizers=(optimizer, None),
     )  # fmt: skip
+    facts = {
+        "processes": world_size(), "sharding": sharding, "objective": "dpo", "lora_rank": model.lora_rank,
+        "global_batch": settings.global_batch,
+    }  # fmt: skip
+    trainer.prepare_run(settings.global_batch, True, facts)
+    trainer.stopping = Stopping(run.folder / STOP_FILE)
     exact = model.dtype == "float32" and not args.bf16
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(log_to(run))
-    trainer.add_callback(CheckStart(1e-3 if exact else 0.02, last_whole_checkpoint(checkpoints) is not None))
+    trainer.add_callback(trainer.stopping)
+    trainer.add_callback(CheckStart(1e-3 if exact else 0.02))
     run.facts |= {
         "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
         "global_batch": settings.global_batch, "accumulation": args.gradient_accumulation_steps,
@@ -273,7 +293,7 @@ def rewards_table(rewards: Sequence[Reward], model: str) -> Table:
 def report(trainer: Any, rewards: Sequence[Reward], run: Run) -> None:
     """Keep the headline figures, and send them to the tracker."""
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    run.facts |= {"steps": trainer.state.global_step, "first_loss": losses[0]["loss"], "last_loss": losses[-1]["loss"]}
+    run.facts |= {"first_loss": losses[0]["loss"], "last_loss": losses[-1]["loss"]}
     run.outputs |= {"model": {"sha256": None, "rows": None}} if run.main else {}
     groups = [reward.group for reward in rewards]
     run.figure("dpo.error", mean_rate([float(r.margin <= 0) for r in rewards], groups))
@@ -285,4 +305,3 @@ def report(trainer: Any, rewards: Sequence[Reward], run: Run) -> None:
         told[f"accuracy_{bias or 'plain'}"] = sum(r.margin > 0 for r in own) / len(own)
     run.event("held_out", margin=sum(r.margin for r in rewards) / max(1, len(rewards)),
               drift=sum(r.drift for r in rewards) / max(1, len(rewards)), **told)  # fmt: skip
-    run.say(f"{trainer.state.global_step} steps, loss {losses[0]['loss']:.4f} -> {losses[-1]['loss']:.4f}")

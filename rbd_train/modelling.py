@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 OPENER = "<think>\n"
 CLOSER = "\n</think>\n\n"
+NO_THINKING = OPENER + CLOSER  # how the context of a label-only detector ends
 _PROBE = "Two  spaces,\ta tab,\na new line, 中文 and 3.14."
 
 
@@ -50,13 +51,14 @@ def resolve_model(name: str) -> str:
     return name
 
 
-def load_tokenizer(name: str, reasoning: bool) -> "PreTrainedTokenizerBase":
+def load_tokenizer(name: str, reasoning: bool, thinking: bool = True) -> "PreTrainedTokenizerBase":
     r"""Load a tokenizer and make sure that it can be trusted.
 
     Args:
         name: folder or hub name.
         reasoning: let the generation prompt end with `<think>\n`. The change is part of the chat template, so it is
             saved with a trained model and every server renders the same context (hiyouga/LlamaFactory#6987).
+        thinking: where False, the opened thinking is closed again, empty: what follows is Yes or No alone.
 
     Raises:
         DataError: the tokenizer doesn't give back a probe text (transformers#45488), or has no chat template or EOS.
@@ -72,8 +74,12 @@ def load_tokenizer(name: str, reasoning: bool) -> "PreTrainedTokenizerBase":
         raise DataError(f"model {name!r}: its tokenizer turns {_PROBE!r} into {back!r}; text would be damaged")
     if not tokenizer.chat_template or tokenizer.eos_token_id is None:
         raise DataError(f"model {name!r}: its tokenizer has no chat template or no EOS token; use a chat model")
-    if reasoning and not render_context(tokenizer, [{"role": "user", "content": "x"}]).endswith(OPENER):
-        tokenizer.chat_template += "{% if add_generation_prompt %}{{ '<think>\\n' }}{% endif %}"
+    if reasoning:
+        tail = render_context(tokenizer, [{"role": "user", "content": "x"}])
+        if not tail.endswith((OPENER, NO_THINKING)):
+            tokenizer.chat_template += _when_generating(OPENER)
+        if not thinking and not tail.endswith(NO_THINKING):
+            tokenizer.chat_template += _when_generating(CLOSER)
     return tokenizer
 
 
@@ -100,11 +106,16 @@ def encode_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mess
 
 
 def render_example(
-    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], thinking: str, verdict: bool
+    tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message], thinking: str | None, verdict: bool
 ) -> Rendered:
-    """Render context and completion; ids are joined, not text, so that no token merges across the seam (trl#6105)."""
+    """Render context and completion; ids are joined, not text, so that no token merges across the seam (trl#6105).
+
+    `thinking` is None for a label-only detector, whose context (see `load_tokenizer`) has closed it already.
+    """
     context = encode_context(tokenizer, messages)
-    text = f"{plain(tokenizer, thinking.strip())}{CLOSER}{'Yes' if verdict else 'No'}"
+    text = "Yes" if verdict else "No"
+    if thinking is not None:
+        text = f"{plain(tokenizer, thinking.strip())}{CLOSER}{text}"
     completion = tokenizer.encode(text, add_special_tokens=False) + [tokenizer.eos_token_id]
     supervised = tokenizer.decode(completion[:-1], clean_up_tokenization_spaces=False)
     if supervised != text:
@@ -112,23 +123,30 @@ def render_example(
     return Rendered(context + completion, [-100] * len(context) + completion)
 
 
-def load_model(name: str, dtype: str, attention: str | None = None) -> "PreTrainedModel":
-    """Load a causal language model from safetensors; `attention` is transformers' own choice where it is None.
+def load_model(name: str, dtype: str, attention: str | None = None, **settings: Any) -> "PreTrainedModel":
+    """Load a causal language model from safetensors.
+
+    Args:
+        name: folder or hub name.
+        dtype: of the weights.
+        attention: transformers' own choice where it is None.
+        settings: passed on; with `num_labels` it is a classifier instead.
 
     Raises:
         DataError: it can't be loaded.
     """
     import torch
     from safetensors import SafetensorError
-    from transformers import AutoModelForCausalLM
+    from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
     from transformers.utils import logging
 
     if not sys.stderr.isatty():
         logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    kind = AutoModelForSequenceClassification if "num_labels" in settings else AutoModelForCausalLM
     try:
-        model = AutoModelForCausalLM.from_pretrained(
+        model = kind.from_pretrained(
             name, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True,
-            attn_implementation=attention,
+            attn_implementation=attention, **settings,
         )  # fmt: skip
     except (OSError, ValueError, SafetensorError) as error:
         raise DataError(f"model {name!r} can't be loaded: {_first_line(error)}") from error
@@ -142,22 +160,28 @@ def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
     """
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
-    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
+    from transformers.integrations import is_deepspeed_zero3_enabled
 
+    classifies = type(model).__name__.endswith("ForSequenceClassification")
     torch.manual_seed(seed)  # the same adapters on every rank and at any world size
     return get_peft_model(
         model,
         LoraConfig(
-            r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear", task_type=TaskType.CAUSAL_LM
+            r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear",
+            task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
         ),
-        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),  # type: ignore[no-untyped-call]
-    )
+        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),
+    )  # fmt: skip
 
 
 def pad_id(tokenizer: "PreTrainedTokenizerBase") -> int:
     """Return the id that fills a batch. It never reaches loss or attention: masks go by position (trl#3091)."""
     value: Any = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else tokenizer.eos_token_id
     return int(value)
+
+
+def _when_generating(text: str) -> str:
+    return f"{{% if add_generation_prompt %}}{{{{ {text!r} }}}}{{% endif %}}"
 
 
 def _first_line(error: Exception) -> str:

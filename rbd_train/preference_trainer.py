@@ -16,11 +16,12 @@ from trl.trainer.dpo_trainer import DPOTrainer
 
 from rbd_train.errors import DataError
 from rbd_train.store import write_json
+from rbd_train.trainer import RowOrder, Steady
 
 LN2 = 0.693147
 
 
-class PairTrainer(DPOTrainer):  # type: ignore[misc]
+class PairTrainer(Steady, DPOTrainer):  # type: ignore[misc]
     """Skip TRL's own rendering, and keep reference log-probabilities in a file named by their key."""
 
     def __init__(self, reference: Path, **settings: Any) -> None:
@@ -73,8 +74,9 @@ class PairTrainer(DPOTrainer):  # type: ignore[misc]
             found = model(**given, use_cache=False, labels=labels, fused_lm_head=True).log_probs
         return found.sum(1).chunk(2)
 
-    def create_model_card(self, *args: Any, **kwargs: Any) -> None:
-        """Write none."""
+    def _get_train_sampler(self: Any, train_dataset: Any = None) -> RowOrder:
+        lengths = [len(p) + max(len(c), len(r)) for p, c, r in zip(*(self.train_dataset[k] for k in IDS), strict=True)]
+        return RowOrder(lengths, self.global_batch, self.grouped, self.args.seed, lambda: int(self.state.epoch or 0))
 
 
 class CpuPairTrainer(PairTrainer):
@@ -117,9 +119,9 @@ class CpuPairTrainer(PairTrainer):
 class CheckStart(TrainerCallback):  # type: ignore[misc]
     """Stop at the first step whose loss isn't ln 2: the policy would not start at its reference."""
 
-    def __init__(self, tolerance: float, resumed: bool) -> None:
-        """Allow this much; a resumed run has left its start behind."""
-        self.tolerance, self.pending = tolerance, not resumed
+    def __init__(self, tolerance: float) -> None:
+        """Allow this much."""
+        self.tolerance, self.pending = tolerance, True
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         """Check the first loss that is logged: it is computed before the first update.
@@ -130,6 +132,8 @@ class CheckStart(TrainerCallback):  # type: ignore[misc]
         if not self.pending or "loss" not in (logs or {}):
             return
         self.pending = False
+        if state.global_step > args.logging_steps:  # a resumed run has left its start behind
+            return
         found = (logs or {})["loss"]
         if abs(found - LN2) > self.tolerance:
             raise DataError(

@@ -73,7 +73,7 @@ def test_help_describes_every_key(rbd: Any, stage: str) -> None:
 
 def slots_of(stage: str) -> list[str]:
     entries = OmegaConf.to_container(OmegaConf.load(CONF / f"{stage}.yaml"))["defaults"]  # type: ignore[index,call-overload]
-    return [next(iter(entry)) for entry in entries if isinstance(entry, dict)]
+    return [next(iter(entry)).split("@")[0] for entry in entries if isinstance(entry, dict)]
 
 
 def combinations() -> list[tuple[str, tuple[str, ...]]]:

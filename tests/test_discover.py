@@ -88,7 +88,7 @@ def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Ca
         (("looks=[0.5]",), "looks"),
         (("alpha=1.5",), "alpha is 1.5"),
         (("seeds=none.jsonl",), "none.jsonl: no such file"),
-        (("source.items=3",), "no item is left for"),
+        (("source.items=1",), "no item is left for"),
     ],
 )
 def test_bad_settings_name_the_key(rbd: Callable[..., Any], words: tuple[str, ...], message: str) -> None:
@@ -148,7 +148,8 @@ def test_the_seeds_are_a_library_and_position_has_no_operator(tmp_path: Path) ->
 
 @pytest.mark.parametrize(
     ("change", "field"),
-    [({"id": "other", "name": "AUTHORITY  bias"}, "name"), ({"id": "other", "name": "Other", "definition": " "}, "definition"),
+    [({"id": "other", "name": "AUTHORITY  bias"}, "name"),
+     ({"id": "other", "name": "Other", "definition": " "}, "definition"),
      ({"name": "Other"}, "id"), ({"id": "x", "name": "Other"}, "definition")],
 )  # fmt: skip
 def test_a_double_or_empty_entry_is_refused(tmp_path: Path, change: dict[str, str], field: str) -> None:
@@ -195,7 +196,8 @@ def test_the_length_controlled_variant_keeps_the_length() -> None:
     ("body", "fault"),
     [
         ("", "empty"), ("I'm sorry, I can't do that.", "refused"), ("We add them.", "unchanged"),
-        ("This shows certainty bias. We add them.", "names the bias"), ("The answer is 9. We add them.", "changes the answer"),
+        ("This shows certainty bias. We add them.", "names the bias"),
+        ("The answer is 9. We add them.", "changes the answer"),
         ("word " * 400, "length out of bounds"), ("I am certain. We add them.", ""),
     ],
 )  # fmt: skip
@@ -259,7 +261,8 @@ def test_what_is_no_bias_is_never_stored_as_one(text: str, reject: str) -> None:
 
 def test_a_candidate_is_asked_about_once_against_the_whole_library(tmp_path: Path) -> None:
     names = [Identified(name, "x", "") for name in (
-        "Authority bias", "AUTHORITY  BIAS", "Citation bias", "Certainty bias", "Certainty bias", "Confident-tone bias")]  # fmt: skip
+        "Authority bias", "AUTHORITY  BIAS", "Citation bias", "Certainty bias", "Certainty bias", "Confident-tone bias"
+    )]  # fmt: skip
     with Engine(FunctionBackend(lambda m: reply(m, "all"), "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
         outcome = merged(engine, names, SEEDS, 1)
     assert outcome.calls == 3, "Authority is a known name: no call; three others, one call each"
@@ -274,7 +277,8 @@ def test_an_unreadable_merge_merges_nothing(text: str, number: int | None) -> No
     assert read_merge(Completion(status="ok", text=text), 3) == number
 
 
-@pytest.mark.parametrize(("text", "score"), [("Score: 7", 7.0), ("score 3\nScore: 8/10", 8.0), ("Score: 11", None), ("7", 7.0),
+@pytest.mark.parametrize(("text", "score"), [("Score: 7", 7.0), ("score 3\nScore: 8/10", 8.0), ("Score: 11", None),
+                                             ("7", 7.0),
                                              ("none", None)])  # fmt: skip
 def test_a_rating_is_read_or_unreadable_never_clamped(text: str, score: float | None) -> None:
     assert read_rating(Completion(status="ok", text=text)).score == score

@@ -33,7 +33,7 @@ def preference(identity: str, chosen: str, rejected: str, bias: str | None = Non
 @pytest.fixture
 def written(rbd: Callable[..., Any], tmp_path: Path) -> None:
     for split, count in (("train", 16), ("test", 6)):
-        pairs = [preference(f"{split}{k}", f"It is {k}.", f"Absolutely sure: {k + 1}!", "certainty" if k % 2 else None, split)
+        pairs = [preference(f"{split}{k}", f"It is {k}.", f"Certainly: {k + 1}!", "certainty" if k % 2 else None, split)
                  for k in range(count)]  # fmt: skip
         (tmp_path / f"{split}.jsonl").write_text("".join(pair.model_dump_json() + "\n" for pair in pairs))
 

@@ -1,5 +1,6 @@
 """The whole job through the real command, on the tiny model: every stage to a report, and again for nothing."""
 
+import csv
 import json
 from collections.abc import Callable
 from html.parser import HTMLParser
@@ -10,7 +11,7 @@ JUDGE = ("judge=embedded_leaning", "judge.engine.model=tiny", "judge.engine.dtyp
 TRAIN = ("model=tiny", "trainer.max_steps=2", "trainer.micro_batch=8")
 STAGES: dict[str, tuple[str, ...]] = {
     "pairs": ("source.train=6", "source.test=4", "congruent_share=0.3333"),
-    "judgements": JUDGE,
+    "judgements": (*JUDGE, "sham=true"),
     "traces": ("teacher=template",),
     "curate": (),
     "sft": TRAIN,
@@ -59,6 +60,12 @@ def test_every_stage_to_a_report_and_again(rbd: Callable[..., Any]) -> None:
         assert (report / "tables" / f"{table}.md").is_file() and (report / "tables" / f"{table}.csv").is_file()
     for figure in ("accuracy", "detection"):
         assert (report / "figures" / f"{figure}.svg").is_file() and (report / "figures" / f"{figure}.png").is_file()
+    said = rbd("report", "name=spread", "from=default", "runs=[default,default]")
+    assert said.code == 0, said.err
+    assert "run by run" in Path("runs/spread/report/index.html").read_text()
+    spread = list(csv.reader(Path("runs/spread/report/tables/spread.csv").read_text().splitlines()))
+    (seconds,) = [row for row in spread if row[0].startswith("seconds")]
+    assert seconds[1] == seconds[5] == seconds[9] and float(seconds[-1]) == 0, seconds
     before = {path: path.read_bytes() for path in Path("runs").rglob("*.jsonl")}
     for stage, words in STAGES.items():
         said = rbd(stage, *words)

@@ -1,6 +1,5 @@
-"""Training: the rendering, what carries loss, and the same losses in one process and under ZeRO on two ranks."""
+"""Training: the rendering, what carries loss, and what is refused."""
 
-import json
 import os
 import subprocess
 import sys
@@ -9,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from safetensors import safe_open
 
+from rbd_train.engine import Completion
 from rbd_train.modelling import (
     encode_context,
     load_tokenizer,
@@ -19,9 +18,9 @@ from rbd_train.modelling import (
     render_example,
     resolve_model,
 )
-from rbd_train.prompts.detect import detect_messages, parse_trace
+from rbd_train.prompts.detect import detect_messages, parse_trace, read_trace
 from rbd_train.records import Case, Definition, Example, Trace, View
-from rbd_train.sft import keep_trainable, last_whole_checkpoint
+from rbd_train.sft import keep_trainable
 from rbd_train.store import write_rows
 
 R1_TEMPLATE = (  # the behaviour of the stock template: assistant turns lose everything up to </think>
@@ -90,6 +89,17 @@ def test_a_marker_in_judged_text_moves_no_mask(tokenizer: Any) -> None:
         assert trained == "Because.\n</think>\n\nNo<|end|>"
 
 
+def test_a_label_only_example_has_closed_its_thinking(tokenizer: Any) -> None:
+    label_only = load_tokenizer(resolve_model("tiny"), reasoning=True, thinking=False)
+    rendered = render_example(label_only, [{"role": "user", "content": "q"}], None, True)
+    trained = [token for token, label in zip(*rendered, strict=True) if label != -100]
+    context = tokenizer.decode([t for t, label in zip(*rendered, strict=True) if label == -100])
+    assert context.endswith("<think>\n\n</think>\n\n") and tokenizer.decode(trained) == "Yes<|end|>"
+    reply = Completion(status="ok", text=tokenizer.decode(trained[:-1]), finish_reason="stop")
+    assert read_trace(reply, thinks=False) == (None, True, None)  # its empty thinking is no reject
+    assert read_trace(reply).reject == "missing_think"
+
+
 def test_padding_reaches_no_loss_and_eos_does(tokenizer: Any) -> None:
     """A36, B41: pad == eos must not mask the true EOS."""
     from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
@@ -113,78 +123,20 @@ def test_rows_too_long_or_without_loss_are_counted(tokenizer: Any) -> None:
 
 def test_no_row_left_names_max_length(rbd: Callable[..., Any], train_file: Path) -> None:
     """B44."""
-    said = rbd("sft", f"train={train_file}", "model=tiny", "trainer.max_length=16")
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", "trainer.max_length=16")
     assert said.code == 1 and "0 of 40 rows are left" in said.err and "trainer.max_length=16" in said.err
     assert not Path("runs/default/sft/model").exists()
 
 
 def test_accumulation_must_be_whole(rbd: Callable[..., Any], train_file: Path) -> None:
     """A44."""
-    said = rbd("sft", f"train={train_file}", "model=tiny", "trainer.micro_batch=3")
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", "trainer.micro_batch=3")
     assert said.code == 2 and "trainer.global_batch=8 is no multiple" in said.err
-
-
-def test_unfinished_checkpoints_are_passed_over(tmp_path: Path) -> None:
-    for step, whole in ((5, True), (10, True), (15, False)):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        if whole:
-            (tmp_path / f"checkpoint-{step}" / "trainer_state.json").write_text("{}")
-    assert last_whole_checkpoint(tmp_path) == str(tmp_path / "checkpoint-10")
-    assert last_whole_checkpoint(tmp_path / "none") is None
-
-
-# a rate at which 20 steps fall by far more than 10 %, but at which Adam does not yet amplify the order of sums
-SETTINGS = (
-    "model=tiny", "trainer.max_steps=20", "trainer.learning_rate=1e-2", "trainer.global_batch=8",
-    "trainer.group_by_length=false", "trainer.warmup_share=0.0", "trainer.scheduler=constant",
-)  # fmt: skip
-
-
-def losses(folder: Path) -> list[float]:
-    return [json.loads(line)["loss"] for line in (folder / "losses.jsonl").read_text().splitlines()]
-
-
-@pytest.fixture(scope="module")
-def single(train_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Train in one process, through the command."""
-    root = tmp_path_factory.mktemp("single")
-    command = [sys.executable, "-m", "rbd_train.app", "sft", f"root={root}", f"train={train_file}", *SETTINGS]
-    subprocess.run([*command, "trainer.micro_batch=4"], check=True, capture_output=True)
-    return root / "default" / "sft"
-
-
-def test_single_process(single: Path) -> None:
-    found = losses(single)
-    assert len(found) == 20 and found[-1] < 0.9 * found[0]
-    manifest = json.loads((single / "manifest.json").read_text())
-    assert manifest["status"] == "complete" and manifest["world_size"] == 1
-    assert not list(single.glob("model/*.bin"))  # nothing pickled
-
-
-@pytest.mark.parametrize("launch", ["zero2", "zero3", "ddp"])
-def test_two_ranks_give_the_losses_of_one(single: Path, train_file: Path, tmp_path: Path, launch: str) -> None:
-    """Real DeepSpeed on two gloo ranks: losses equal to 1e-3, weights saved whole and equal (A41-A45)."""
-    command = [sys.executable, "-m", "rbd_train.app", "sft", f"root={tmp_path}", f"train={train_file}", *SETTINGS]
-    words = [f"launch={launch}", "processes=2", "trainer.micro_batch=2"]
-    done = subprocess.run([*command, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    folder = tmp_path / "default" / "sft"
-    assert losses(folder) == pytest.approx(losses(single), abs=1e-3)
-    manifest = json.loads((folder / "manifest.json").read_text())
-    assert manifest["world_size"] == 2 and manifest["status"] == "complete"
-    assert manifest["facts"]["distributed"] == ("MULTI_CPU" if launch == "ddp" else "DEEPSPEED")
-    with (
-        safe_open(folder / "model" / "model.safetensors", "pt") as ours,
-        safe_open(single / "model" / "model.safetensors", "pt") as theirs,
-    ):
-        assert set(ours.keys()) == set(theirs.keys())
-        for name in ours.keys():  # noqa: SIM118
-            assert (ours.get_tensor(name).float() - theirs.get_tensor(name).float()).abs().max() < 5e-3, name
 
 
 def test_a_failing_worker_fails_the_command(train_file: Path, tmp_path: Path) -> None:
     words = ["launch=zero2", "processes=2", "model=tiny", "trainer.max_length=16"]
-    command = [sys.executable, "-m", "rbd_train.app", "sft", f"root={tmp_path}", f"train={train_file}", *words]
+    command = [sys.executable, "-m", "rbd_train.app", "sft", f"root={tmp_path}", f"train=[{train_file}]", *words]
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=os.environ | {"NCCL_DEBUG": ""})
     assert done.returncode == 1 and "0 of 40 rows are left" in done.stderr
     assert not (tmp_path / "default" / "sft" / "model").exists()

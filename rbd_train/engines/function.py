@@ -11,6 +11,7 @@ from pydantic import JsonValue
 
 from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Messages, Reply, Request
 from rbd_train.errors import UsageError
+from rbd_train.judge import GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.store import fingerprint
 
@@ -36,6 +37,11 @@ class FunctionBackend:
 
     def close(self) -> None:
         """Nothing to free."""
+
+
+def function_judge(reply: Callable[[Messages], str], ledger: Ledger, name: str = "my judge") -> GenerativeJudge:
+    """Make a judge of a function from messages to text: any model, behind any client."""
+    return GenerativeJudge(Engine(FunctionBackend(reply, name), ledger, attempts=1), name)
 
 
 @dataclass

@@ -48,11 +48,19 @@ def _view(view: View) -> str:
     return "\n".join([*lines, decision])
 
 
-def read_trace(completion: Completion) -> Verdict:
-    """Read a completion; a call that failed, was cut, or says something else than Yes or No is rejected."""
+def read_trace(completion: Completion, thinks: bool = True) -> Verdict:
+    """Read a completion; a call that failed, was cut, or says something else than Yes or No is rejected.
+
+    A label-only detector does not think: its context has closed the thinking, and its reply is the verdict alone.
+    """
     if completion.status not in ("ok", "length", "empty"):
         return Verdict(None, None, completion.status)
     finish = "length" if completion.status == "length" else completion.finish_reason
+    if not thinks:
+        if finish == "length":
+            return Verdict(None, None, "finish_length")
+        verdict = parse_label(completion.text)
+        return Verdict(None, verdict, "no_label" if verdict is None else None)
     return parse_trace(completion.text, completion.reasoning, finish)
 
 
@@ -83,8 +91,12 @@ def parse_trace(content: str | None, reasoning: str | None = None, finish_reason
         return Verdict(None, None, "empty_think")
     if finish_reason == "length":
         return Verdict(thinking.strip(), None, "finish_length")
-    plain = re.sub(r"[*_`\"'“”‘’«»#\s.。!()\[\]]+", " ", unicodedata.normalize("NFKC", answer)).strip().casefold()
+    verdict = parse_label(answer)
+    return Verdict(thinking.strip(), verdict, "no_label" if verdict is None else None)
+
+
+def parse_label(answer: str | None) -> bool | None:
+    """Read a text that is Yes or No and nothing else, decoration apart; None where it says something else."""
+    plain = re.sub(r"[*_`\"'“”‘’«»#\s.。!()\[\]]+", " ", unicodedata.normalize("NFKC", answer or "")).strip().casefold()
     named = re.fullmatch(r"(?:(?:final )?(?:answer|verdict)\s*:\s*)?(yes|no)", plain)
-    if not named:
-        return Verdict(thinking.strip(), None, "no_label")
-    return Verdict(thinking.strip(), named.group(1) == "yes", None)
+    return named.group(1) == "yes" if named else None

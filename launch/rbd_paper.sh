@@ -1,0 +1,49 @@
+#!/usr/bin/env bash
+# The paper's whole run: 8 judges x 4 biases, 500 + 500 items each, traces of DeepSeek-R1, detectors of four sizes.
+#   export TOGETHER_API_KEY=... OPENAI_API_KEY=... ANTHROPIC_API_KEY=...   RBD_DATA=<RBD's files>   GSM8K=<train.jsonl>
+#   bash launch/rbd_paper.sh           interrupted anywhere, the same command goes on; DRY=1 prints the commands
+# What each size takes: rbd plan experiment=r1_qwen_14b launch=zero3_offload gpus=6 gpu_gb=80
+set -euo pipefail
+step() { if [ -n "${DRY:-}" ]; then echo "rbd $*"; else rbd "$@"; fi; }
+
+# name, model, server and key's variable of each judge (papers.md 1.3)
+together=https://api.together.xyz/v1 openai=https://api.openai.com/v1 anthropic=https://api.anthropic.com/v1
+judges=(
+  "gpt-4o gpt-4o $openai OPENAI_API_KEY" "gpt-4o-mini gpt-4o-mini $openai OPENAI_API_KEY"
+  "llama-8b meta-llama/Meta-Llama-3.1-8B-Instruct-Turbo $together TOGETHER_API_KEY"
+  "llama-70b meta-llama/Meta-Llama-3.1-70B-Instruct-Turbo $together TOGETHER_API_KEY"
+  "llama-405b meta-llama/Meta-Llama-3.1-405B-Instruct-Turbo $together TOGETHER_API_KEY"
+  "deepseek-v3 deepseek-ai/DeepSeek-V3 $together TOGETHER_API_KEY"
+  "haiku claude-3-5-haiku-latest $anthropic ANTHROPIC_API_KEY" "sonnet claude-3-5-sonnet-latest $anthropic ANTHROPIC_API_KEY"
+)
+sizes=(r1_qwen_1_5b:ddp:2 r1_qwen_7b:zero3:8 r1_llama_8b:zero3:8 r1_qwen_14b:zero3_offload:6)
+
+# the paper takes position and bandwagon from Arena, sentiment from ScienceQA: with those files at hand, source=jsonl
+step pairs name=paper source=gsm8k "source.path=${GSM8K:?}" weak=local limit=500 # training items
+step pairs name=paper-test source=rbd "source.folder=${RBD_DATA:?}" limit=500    # the published test items
+train=""
+for entry in "${judges[@]}"; do
+  read -r name model url key <<<"$entry"
+  judge=(judge=generative "judge.name=$name" engine@judge.engine=http "judge.engine.model=$model"
+    "judge.engine.base_url=$url" "judge.engine.api_key_env=$key")
+  step judgements "name=paper-$name" pairs=runs/paper/pairs/pairs.jsonl "${judge[@]}"
+  step traces "name=paper-$name" teacher=r1
+  step curate "name=paper-$name" 'held_out=[runs/paper-test/pairs/pairs.jsonl]'
+  step judgements "name=paper-test-$name" pairs=runs/paper-test/pairs/pairs.jsonl "${judge[@]}"
+  train="$train,runs/paper-$name/curate/train.jsonl"
+done
+for entry in "${sizes[@]}"; do
+  IFS=: read -r size launch processes <<<"$entry"
+  # reasoning, and the ablation's two others on the same data
+  for objective in reasoning label classifier; do
+    step sft "name=paper-$size-$objective" "experiment=$size" "objective=$objective" "launch=$launch" \
+      "processes=$processes" "train=[${train#,}]" trainer.save_every=50
+    [ "$size" = r1_qwen_1_5b ] || break # the paper's ablation is of the smallest
+  done
+  for entry in "${judges[@]}"; do
+    read -r name model url key <<<"$entry"
+    step debias "name=paper-$size-$name" "from=paper-$size-reasoning" max_rounds=3 judge=generative "judge.name=$name" \
+      "records=runs/paper-test-$name/judgements/records.jsonl" engine@judge.engine=http "judge.engine.model=$model" \
+      "judge.engine.base_url=$url" "judge.engine.api_key_env=$key"
+  done
+done

@@ -1,0 +1,280 @@
+"""What training takes of each rank's memory, before anything is loaded.
+
+States (weights, gradients, optimizer) are counted as DeepSpeed lays them out (arXiv 1910.02054); activations are
+tracked by torch itself over one forward and backward pass on fake tensors, which hold shapes and no data.
+"""
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+from rbd_train.errors import UsageError
+
+BUCKET = 5 * 10**8  # elements of DeepSpeed's default reduce bucket, which accelerate keeps
+
+
+class States(NamedTuple):
+    """Bytes per rank that stay from step to step; with offload, those of the host are counted apart."""
+
+    weights: int
+    gradients: int
+    optimizer: int  # AdamW's two moments, and float32 masters where weights are in bfloat16 or sharded
+    host: int  # what CPU offload moves to the host's memory, per rank
+
+
+class Activations(NamedTuple):
+    """Bytes per rank of one forward and backward pass, beyond weights and gradients."""
+
+    kept: int  # held for the backward pass, logits apart
+    logits: int  # of the supervised tokens
+    peak: int  # all that is there at the worst moment: what is kept, logits, and what the moment itself needs
+
+
+class Shape(NamedTuple):
+    """A model and the pass it makes: `rows` of `length` tokens, `completion` of each supervised."""
+
+    config: Any
+    dtype: str
+    rows: int
+    length: int
+    completion: int
+    recompute: bool
+    lora_rank: int = 0
+    four_bit: bool = False
+
+
+class Plan(NamedTuple):
+    """Bytes of one rank."""
+
+    parameters: int
+    trained: int
+    states: States
+    activations: Activations
+    moment: int  # what the pass's worst moment, or the optimizer's step, needs beyond activations and logits
+    buffers: int
+    total: int
+    host: int  # of the host's memory, per rank
+
+
+def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
+    """Plan what one rank holds; `gpu`: ZeRO computes in bfloat16, and float32 weights are autocast."""
+    zero = sharding.startswith("zero")
+    dtype = "bfloat16" if gpu and zero else shape.dtype
+    total, trained, constant = sizes(shape.config, shape.lora_rank, dtype)
+    held = states(total, trained, dtype, "" if sharding == "ddp" else sharding, processes, shape.four_bit)
+    passed = activations(
+        shape.config, dtype, shape.rows, shape.length, shape.completion, recompute=shape.recompute,
+        autocast=gpu and dtype == "float32", lora_rank=shape.lora_rank,
+    )  # fmt: skip
+    between = buffers(sharding, processes, total, trained, dtype) + constant
+    # MasterAdamW holds float32 gradients during its step, when no activation is left
+    step = 4 * trained if dtype == "bfloat16" and not zero else 0
+    peak = max(passed.peak, step)
+    moment = max(0, peak - passed.kept - passed.logits)
+    total_bytes = held.weights + held.gradients + held.optimizer + peak + between
+    return Plan(total, trained, held, passed, moment, between, total_bytes, held.host)
+
+
+def fitting(plan: Plan, bytes_per_rank: float, host_bytes: float, ranks_per_machine: int) -> bool:
+    """Tell whether a plan fits in a rank's memory and its host's."""
+    return plan.total <= bytes_per_rank and plan.host * ranks_per_machine <= host_bytes
+
+
+def check_states(
+    config: Any, dtype: str, lora_rank: int, four_bit: bool, sharding: str, processes: int
+) -> str:  # fmt: skip
+    """Compare the states with this machine's memory before weights are loaded; returns a warning or nothing.
+
+    Raises:
+        UsageError: the states alone can't fit.
+    """
+    import psutil
+    import torch
+
+    gpu = torch.cuda.is_available()
+    total, trained, _ = sizes(config, lora_rank, dtype)
+    working = "bfloat16" if gpu and sharding.startswith("zero") else dtype
+    held = states(total, trained, working, sharding, processes, four_bit)
+    here = min(processes, torch.cuda.device_count()) if gpu else processes
+    room = torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total // here
+    need = held.weights + held.gradients + held.optimizer + (0 if gpu else held.host)
+    told = f"weights, gradients and optimizer take {need / 2**30:.1f} GiB of {room / 2**30:.1f} GiB per process"
+    if need > room:
+        raise UsageError(f"{told}: it can't fit; `rbd plan` with the same keys says which setting would")
+    return f"{told}; activations come on top: `rbd plan` tells" if need > 0.8 * room else ""
+
+
+def sizes(config: Any, lora_rank: int, dtype: str, classifies: bool = False) -> tuple[int, int, int]:
+    """Count parameters, trained parameters and bytes of buffers of a model that is never made."""
+    with fake() as made:
+        model = made(config, dtype, "sdpa", lora_rank, classifies)
+        total = sum(weight.numel() for weight in model.parameters())
+        trained = sum(weight.numel() for weight in model.parameters() if weight.requires_grad)
+        buffers = sum(buffer.numel() * buffer.element_size() for buffer in model.buffers())
+    return total, trained, buffers
+
+
+def states(total: int, trained: int, dtype: str, sharding: str, processes: int, four_bit: bool = False) -> States:
+    """Count the states of one rank.
+
+    Args:
+        total: parameters of the model.
+        trained: those that are trained.
+        dtype: of the weights in the forward pass. Under ZeRO with mixed precision this is bfloat16.
+        sharding: empty (one process or ddp), zero1, zero2, zero3, zero3_offload or fsdp.
+        processes: ranks.
+        four_bit: the frozen weights are held in 4 bits with their scales (4.5 bits in all).
+    """
+    width = 4 if dtype == "float32" else 2
+    shard = processes if sharding else 1
+    weights = width * total
+    if four_bit:
+        weights = round((total - trained) * 4.5 / 8) + width * trained
+    gradients, moments = width * trained, 8 * trained
+    # DeepSpeed steps on a float32 copy of its shard in every dtype; so does MasterAdamW where weights are bfloat16
+    masters = 4 * trained if sharding.startswith("zero") or width == 2 else 0
+    if sharding in ("zero3", "zero3_offload", "fsdp"):
+        weights //= shard
+    if sharding in ("zero2", "zero3", "zero3_offload", "fsdp"):
+        gradients //= shard
+    optimizer = (moments + masters) // shard
+    if sharding == "zero3_offload":  # parameters and optimizer live on the host
+        return States(0, gradients, 0, weights + optimizer)
+    return States(weights, gradients, optimizer, 0)
+
+
+def buffers(sharding: str, processes: int, total: int, trained: int, dtype: str) -> int:
+    """Return the bytes of communication buffers: a reduce bucket, and under ZeRO-3 what is gathered at a time."""
+    width = 4 if dtype == "float32" else 2
+    if processes == 1:
+        return 0
+    if not sharding:
+        return width * trained  # DDP's buckets hold the gradients once more
+    if sharding.startswith("zero3"):
+        return width * (min(BUCKET, trained) + min(10**9, total))  # stage3_max_live_parameters
+    return width * min(BUCKET, trained) if sharding.startswith("zero") else 0
+
+
+def activations(
+    config: Any, dtype: str, rows: int, length: int, completion: int, attention: str = "sdpa", recompute: bool = False,
+    autocast: bool = False, lora_rank: int = 0,
+) -> Activations:  # fmt: skip
+    """Track one forward and backward pass of a micro-batch under fake tensors.
+
+    Args:
+        config: transformers' config of the model.
+        dtype: of the weights.
+        rows: of the micro-batch.
+        length: tokens per row, padding included.
+        completion: supervised tokens per row; logits are computed for these alone.
+        attention: sdpa (as FlashAttention: no scores are kept) or eager.
+        recompute: whether layers are recomputed in the backward pass.
+        autocast: compute float32 weights in bfloat16.
+        lora_rank: of adapters; 0: every weight is trained.
+    """
+    few, more = [
+        _tracked(config, layers, dtype, rows, length, completion, attention, recompute, autocast, lora_rank)
+        for layers in (2, 3)
+    ]
+    # every layer is alike, so each adds the same: two and three layers give the line on which all lie
+    kept, peak = (few[k] + (more[k] - few[k]) * (config.num_hidden_layers - 2) for k in range(2))
+    width = 2 if autocast or dtype == "bfloat16" else 4
+    logits = rows * completion * config.vocab_size * (width + 4 + 4)  # as computed, in float32, and its log-softmax
+    return Activations(max(0, kept - logits), logits, peak)
+
+
+def _tracked(
+    config: Any, layers: int, dtype: str, rows: int, length: int, completion: int, attention: str, recompute: bool,
+    autocast: bool, lora_rank: int,
+) -> tuple[int, int]:  # fmt: skip
+    """Return what is kept after the forward pass, and the peak beyond weights and gradients."""
+    import copy
+
+    import torch
+    from torch.distributed._tools.mem_tracker import MemTracker
+
+    smaller = copy.deepcopy(config)
+    smaller.num_hidden_layers = layers
+    if getattr(smaller, "layer_types", None):
+        smaller.layer_types = smaller.layer_types[:layers]
+    with fake() as made:
+        model = made(smaller, dtype, attention, lora_rank, False)
+        model.train()
+        if recompute:
+            model.activation_checkpointing_enable(activation_checkpointing_kwargs={"use_reentrant": False})
+            if lora_rank:
+                model.enable_input_require_grads()
+        ids = torch.zeros(rows, length, dtype=torch.long)
+        weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
+        gradients = sum(w.numel() * w.element_size() for w in model.parameters() if w.requires_grad)
+        for weight in model.parameters():  # as in every pass but the first: gradients stay, so they are no part of it
+            weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
+        tracker = MemTracker()
+        tracker.track_external(model, ids)
+        with tracker:
+            loss = completion_loss(model, ids, completion, autocast)
+            kept = _total(tracker, "current") - weights - gradients
+            loss.backward()
+        return kept, _total(tracker, "peak") - weights - gradients
+
+
+def completion_loss(model: Any, ids: Any, completion: int, autocast: bool) -> Any:
+    """Return the loss of the last `completion` tokens of every row, as `cpu.CompletionTrainer` computes it."""
+    import torch
+
+    module = model.get_base_model() if hasattr(model, "peft_config") else model
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        hidden = module.base_model(input_ids=ids, use_cache=False).last_hidden_state
+        logits = module.get_output_embeddings()(hidden[:, -completion - 1 : -1].flatten(0, 1)).float()
+        return torch.nn.functional.cross_entropy(logits, ids[:, -completion:].flatten())
+
+
+def model_config(shape: Mapping[str, Any], source: str | None) -> Any:
+    """Return transformers' config of a model: from its own files, or from `model.shape`.
+
+    Raises:
+        UsageError: neither is at hand.
+    """
+    from transformers import AutoConfig
+
+    settings = dict(shape)
+    if settings:
+        return AutoConfig.for_model(settings.pop("model_type"), **settings)
+    try:
+        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+    except (OSError, ValueError) as error:
+        raise UsageError(
+            f"model {source!r}: its config.json isn't at hand; give model.shape what it says (as conf/model/r1_*.yaml)"
+        ) from error
+
+
+class fake:  # noqa: N801
+    """Within it, `made(...)` makes models of fake tensors."""
+
+    def __enter__(self) -> Any:
+        """Enter torch's fake mode."""
+        from torch._subclasses.fake_tensor import FakeTensorMode
+
+        self.mode = FakeTensorMode()
+        self.mode.__enter__()
+        return self._made
+
+    def __exit__(self, *error: Any) -> None:
+        """Leave it."""
+        self.mode.__exit__(*error)
+
+    @staticmethod
+    def _made(config: Any, dtype: str, attention: str, lora_rank: int, classifies: bool) -> Any:
+        import torch
+        from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
+
+        from rbd_train.modelling import add_lora
+
+        kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+        model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+        return add_lora(model, lora_rank, lora_rank, 0) if lora_rank else model
+
+
+def _total(tracker: Any, which: str) -> int:
+    import torch
+
+    return int(tracker.get_tracker_snapshot(which)[torch.device("cpu")]["Total"])

@@ -1,0 +1,152 @@
+"""Plan: say before a run what each rank's memory holds, whether it fits, what would make it fit, and what it costs.
+
+Nothing is loaded: states are counted, activations tracked by torch on fake tensors. `rbd sft` asks the same before it
+loads weights.
+
+    rbd plan model=r1_qwen_14b launch=zero3 gpus=8 gpu_gb=80
+    rbd plan experiment=r1_qwen_7b gpus=1 gpu_gb=80 gpu=H100
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from rbd_train.app import BaseConfig, stage
+from rbd_train.errors import UsageError
+from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, sizes
+from rbd_train.run import Cell, Run, Table
+from rbd_train.throughput import PEAK
+from rbd_train.training import ModelConfig, TrainerConfig, accumulation
+
+GIB = 2**30
+LAUNCHES = ("ddp", "zero1", "zero2", "zero3", "zero3_offload", "fsdp2")
+
+
+@dataclass
+class PlanConfig(BaseConfig):
+    """Settings of plan."""
+
+    model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # what to train (conf/model)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)  # how to train
+    gpus: int = 8  # over all machines; with more than one and no launch, ddp is meant
+    gpu_gb: float = 80.0  # memory of one, in GiB
+    host_gb: float = 1024.0  # memory of one machine, in GiB, for CPU offload
+    gpus_per_machine: int = 8
+    gpu: str = "H100"  # name of the GPU, for the time
+    mfu: float = 0.35  # assumed share of its peak that training reaches
+    rows: int = 1670  # training examples; the paper's number
+    row_tokens: int = 1150  # mean tokens of a row; measured on the paper's data
+    completion_tokens: int = 507  # mean supervised tokens of a row
+    calls: int = 0  # calls of an API stage, for the money
+    call_input_tokens: int = 650  # per call
+    call_output_tokens: int = 510  # per call
+    price_in: float | None = None  # dollars per million input tokens
+    price_out: float | None = None  # dollars per million output tokens
+
+
+@stage("plan", PlanConfig, launches=False)
+def main(cfg: PlanConfig, run: Run) -> float | None:
+    """Count, track, compare, and propose."""
+    sharding = cfg.launch or ("ddp" if cfg.gpus > 1 else "")
+    if sharding and sharding not in LAUNCHES:
+        raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
+    accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus)
+    shape = shape_of(cfg.model, cfg.trainer, cfg.completion_tokens)
+    here = Setting(sharding, cfg.gpus, shape)
+    plan = plan_rank(here.shape, here.sharding, here.gpus, gpu=True)
+    run.table(memory_table(here, plan, cfg.gpu_gb))
+    fits = fitting(plan, cfg.gpu_gb * GIB, cfg.host_gb * GIB, min(cfg.gpus, cfg.gpus_per_machine))
+    run.say(f"{'It fits' if fits else 'It does not fit'} in {cfg.gpu_gb:g} GiB per GPU.")
+    if not fits:
+        run.table(ways_table(here, cfg))
+    run.table(cost_table(shape, cfg))
+    run.facts |= {"fits": fits, "bytes": plan._asdict()}
+    return plan.total / GIB
+
+
+class Setting(NamedTuple):
+    """What decides the memory: how states are sharded, over how many ranks, and the shape of a pass."""
+
+    sharding: str
+    gpus: int
+    shape: Shape
+
+
+def shape_of(model: ModelConfig, trainer: TrainerConfig, completion: int) -> Shape:
+    """Take the longest row there may be: memory must do for it."""
+    share = min(1.0, completion / 1150)  # of a row that carries loss; the longest row's completion is as much of it
+    return Shape(
+        config=model_config(model.shape, model.path), dtype=model.dtype, rows=trainer.micro_batch,
+        length=trainer.max_length, completion=max(1, round(share * trainer.max_length)), recompute=trainer.recompute,
+        lora_rank=model.lora_rank, four_bit=model.four_bit,
+    )  # fmt: skip
+
+
+def memory_table(setting: Setting, plan: Plan, gpu_gb: float) -> Table:
+    """Show what one rank holds."""
+    held = (
+        ("weights", plan.states.weights), ("gradients", plan.states.gradients), ("optimizer", plan.states.optimizer),
+        ("activations kept for the backward pass", plan.activations.kept), ("logits", plan.activations.logits),
+        ("the pass's worst moment beyond these", plan.moment), ("communication buffers", plan.buffers),
+        ("total", plan.total), ("host memory per rank (offload)", plan.host),
+    )  # fmt: skip
+    rows: tuple[tuple[Cell, ...], ...] = tuple((name, value, value / GIB) for name, value in held)
+    shape = setting.shape
+    return Table(
+        name="plan", title="Memory of one rank", columns=("what", "bytes", "GiB"), rows=rows,
+        note=f"{plan.parameters} parameters, {plan.trained} trained; {setting.sharding or 'one process'} on "
+        f"{setting.gpus} GPU(s) of {gpu_gb:g} GiB; {shape.rows} row(s) x {shape.length} tokens, {shape.completion} of "
+        "them supervised. Activations: torch's memory tracker on fake tensors, attention as FlashAttention keeps it.",
+    )  # fmt: skip
+
+
+def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
+    """Try other settings, the least intrusive first, and say which would fit."""
+    shape = setting.shape
+    tried: list[tuple[str, Setting]] = [
+        ("trainer.recompute=true", setting._replace(shape=shape._replace(recompute=True)))
+    ]
+    for name in LAUNCHES[1:5] if setting.gpus > 1 else ("zero3_offload",):
+        tried.append(
+            (f"launch={name} trainer.recompute=true", Setting(name, setting.gpus, shape._replace(recompute=True)))
+        )
+    adapters = shape._replace(recompute=True, lora_rank=16, dtype="bfloat16")
+    tried.append(("model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true", setting._replace(shape=adapters)))
+    tried.append(
+        ("model.four_bit=true model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true launch=ddp",
+         Setting("ddp", setting.gpus, adapters._replace(four_bit=True)))
+    )  # fmt: skip
+    more = setting.gpus * 2
+    tried.append(
+        (f"launch=zero3 gpus={more} trainer.recompute=true", Setting("zero3", more, shape._replace(recompute=True)))
+    )
+    rows: list[tuple[Cell, ...]] = []
+    for words, other in tried:
+        plan = plan_rank(other.shape, other.sharding, other.gpus, gpu=True)
+        fits = fitting(plan, cfg.gpu_gb * GIB, cfg.host_gb * GIB, min(other.gpus, cfg.gpus_per_machine))
+        rows.append((words, plan.total / GIB, plan.host / GIB, "yes" if fits else "no"))
+    columns = ("with", "GiB per GPU", "GiB of the host per rank", "fits")
+    return Table(name="plan_ways", title="What would make it fit", columns=columns, rows=tuple(rows))
+
+
+def cost_table(shape: Shape, cfg: PlanConfig) -> Table:
+    """Show tokens, time and money; what isn't known is a dash."""
+    total, trained, _ = sizes(shape.config, shape.lora_rank, "bfloat16")
+    tokens = cfg.rows * cfg.row_tokens * cfg.trainer.epochs
+    if cfg.trainer.max_steps > 0:
+        tokens = cfg.trainer.max_steps * cfg.trainer.global_batch * cfg.row_tokens
+    pairs = 6 * shape.config.num_hidden_layers * shape.config.hidden_size * tokens * cfg.row_tokens
+    flops = ((4 + 2 * trained / total) * total * tokens + pairs) * (4 / 3 if shape.recompute else 1)
+    peak = PEAK.get(cfg.gpu)
+    hours = flops / (cfg.gpus * peak * cfg.mfu) / 3600 if peak else None
+    money = None
+    if cfg.price_in is not None and cfg.price_out is not None:
+        per_call = cfg.call_input_tokens * cfg.price_in + cfg.call_output_tokens * cfg.price_out
+        money = cfg.calls * per_call / 1e6
+    return Table(
+        name="plan_cost", title="Tokens, time and money",
+        columns=("training tokens", "hours", "GPU hours", "API calls", "API tokens", "dollars"),
+        rows=((round(tokens), hours, None if hours is None else hours * cfg.gpus, cfg.calls,
+               cfg.calls * (cfg.call_input_tokens + cfg.call_output_tokens), money),),
+        note=f"Time: at an assumed {cfg.mfu:.0%} of the {cfg.gpu}'s dense bfloat16 peak, loading and saving apart; "
+        "money: from price_in and price_out.",
+    )  # fmt: skip

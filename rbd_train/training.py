@@ -1,0 +1,302 @@
+"""How a detector is trained: the settings, and TRL's trainer set up from them.
+
+TRL owns the loop; `trainer.py` adds to it what a detector at scale needs: row order by global batch, whole checkpoints,
+stopping on SIGTERM, and what was processed per second.
+"""
+
+import importlib.util
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rbd_train.checkpoints import check_fits, newest_whole
+from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.memory import check_states, model_config
+from rbd_train.modelling import Rendered, add_lora, load_model, pad_id
+from rbd_train.run import Run, world_size
+from rbd_train.store import canonical, write_whole
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+OBJECTIVES = ("reasoning", "label", "classifier")
+EAGER_SCORES = 2**20  # attention scores per head and layer of a batch: 2.3 GB over SmolLM2-135M's layers
+
+
+@dataclass
+class ModelConfig:
+    """The model to train."""
+
+    path: str  # folder, hub name, `embedded` or `tiny`
+    dtype: str = "float32"  # of the weights while training; bfloat16 ones get float32 masters in the optimizer
+    lora_rank: int = 0  # rank of low-rank adapters on all linear layers (PEFT); 0: train every weight
+    lora_alpha: int = 32  # scale of the adapters: alpha / rank
+    four_bit: bool = False  # hold the frozen base in 4 bits (QLoRA; needs bitsandbytes and a GPU)
+    licence: str | None = None  # of the base, for the model card
+    shape: dict[str, Any] = field(default_factory=dict)  # its config.json in brief, so that plan needs no download
+
+
+@dataclass
+class TrainerConfig:
+    """How to train; defaults are the paper's (papers.md 1.6)."""
+
+    learning_rate: float = 1e-5  # peak
+    epochs: float = 5.0
+    max_steps: int = -1  # optimizer steps; -1: what epochs give
+    global_batch: int = 8  # rows per optimizer step, over all processes
+    micro_batch: int = 1  # rows per process and forward pass; accumulation follows
+    max_length: int = 4096  # tokens; a longer row is dropped and counted, never cut
+    max_drop_share: float = 0.2  # stop where more rows than this share are too long
+    warmup_share: float = 0.1  # of the optimizer steps
+    scheduler: str = "cosine"
+    weight_decay: float = 0.01
+    bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
+    recompute: bool = False  # recompute activations in the backward pass, to save memory
+    group_by_length: bool = True  # batch rows of like length, to pad less
+    padding_free: bool | None = None  # lay a batch's rows end to end, unpadded; null: with FlashAttention
+    liger: bool | None = None  # Liger's kernels; null: where they are installed and a GPU is at hand
+    eval_share: float = 0.0  # share of the groups held back to measure the loss on
+    eval_every: int = 20  # optimizer steps between those measurements
+    save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: on SIGTERM alone
+    log_every: int = 1  # optimizer steps
+
+
+# what a checkpoint doesn't depend on: a run may go on with other values of these
+INNOCENT = ("micro_batch", "recompute", "padding_free", "liger", "save_every", "log_every", "max_drop_share")
+
+
+def accumulation(global_batch: int, micro_batch: int, processes: int) -> int:
+    """Return the forward passes per optimizer step.
+
+    Raises:
+        UsageError: the global batch is no multiple of what one pass of all processes takes (A44).
+    """
+    if min(global_batch, micro_batch) < 1 or global_batch % (micro_batch * processes):
+        raise UsageError(
+            f"trainer.global_batch={global_batch} is no multiple of micro_batch x processes = "
+            f"{micro_batch} x {processes}; accumulation would not be whole"
+        )
+    return global_batch // (micro_batch * processes)
+
+
+def make_trainer(
+    source: str, model: ModelConfig, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Rendered],
+    held_back: Sequence[Rendered], settings: TrainerConfig, objective: str, seed: int, checkpoints: Path, run: Run,
+) -> Any:  # fmt: skip
+    """Set up TRL's trainer on rendered rows; its own preparation (templates, truncation at 1024) is switched off.
+
+    Raises:
+        UsageError: settings that don't go together, or a machine that lacks what they need.
+    """
+    import torch
+    from transformers import PrinterCallback
+
+    from rbd_train.trainer import Classifier, Distiller, Stopping
+
+    cuda, sharding = torch.cuda.is_available(), sharded()
+    check_settings(model, settings, objective, cuda, sharding)
+    config = model_config(model.shape, source)
+    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, sharding, world_size())
+    if warning:
+        run.say(warning)
+    # the arguments come first: under ZeRO-3 they announce that weights are to be sharded while they load (A45)
+    args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back), objective != "classifier")
+    module = load_trained(source, model, tokenizer, rows, settings, objective, cuda, seed)
+    optimizer = None
+    if model.dtype == "bfloat16" and not sharding:
+        from rbd_train.master_adamw import MasterAdamW
+
+        optimizer = MasterAdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    kind: Any = Classifier if objective == "classifier" else Distiller
+    if not cuda and not sharding and world_size() == 1:
+        from rbd_train.cpu import CompletionTrainer, keep_freed_memory
+
+        keep_freed_memory()
+        kind = Classifier if objective == "classifier" else CompletionTrainer
+    trainer = kind(
+        model=module, args=args, train_dataset=dataset(rows), eval_dataset=dataset(held_back) if held_back else None,
+        processing_class=tokenizer, optimizers=(optimizer, None),
+        **({"data_collator": kind.collator(pad_id(tokenizer))} if not args.padding_free else {}),
+    )  # fmt: skip
+    trainer.prepare_run(settings.global_batch, settings.group_by_length, facts_of(model, settings, objective))
+    trainer.remove_callback(PrinterCallback)  # it prints raw dictionaries; events.jsonl has them
+    trainer.add_callback(log_to(run))
+    trainer.stopping = Stopping(run.folder / STOP_FILE)
+    trainer.add_callback(trainer.stopping)
+    run.facts |= {
+        "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
+        "global_batch": settings.global_batch, "accumulation": args.gradient_accumulation_steps,
+        "attention": getattr(module.config, "_attn_implementation", None), "padding_free": args.padding_free,
+    }  # fmt: skip
+    return trainer
+
+
+STOP_FILE = "stop"  # made by the launching process when it is told to stop; workers finish their step and save
+
+
+def sharded() -> str:
+    """Return how states are sharded over ranks: empty, zero1, zero2, zero3 or fsdp."""
+    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
+        return f"zero{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
+    return "fsdp" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else ""
+
+
+def facts_of(model: ModelConfig, settings: TrainerConfig, objective: str) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return {
+        "processes": world_size(), "sharding": sharded(), "objective": objective, "lora_rank": model.lora_rank,
+        "global_batch": settings.global_batch,
+    }  # fmt: skip
+
+
+def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, cuda: bool, sharding: str) -> None:
+    """Refuse what can't work before anything is loaded.
+
+    Raises:
+        UsageError: names the keys and the way out.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    if model.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
+    if model.four_bit and not model.lora_rank:
+        raise UsageError("model.four_bit=true freezes the base, so there is nothing to train: set model.lora_rank=16")
+    if model.four_bit and (not cuda or importlib.util.find_spec("bitsandbytes") is None):
+        raise UsageError("model.four_bit=true needs a GPU and the package bitsandbytes; without them set it to false")
+    if model.four_bit and sharding:
+        raise UsageError(f"model.four_bit=true under {sharding}: 4-bit weights aren't sharded; use launch=ddp")
+    if settings.padding_free and objective == "classifier":
+        raise UsageError("trainer.padding_free=true: a classifier reads one row at a time; set it to false")
+    if settings.liger and (not cuda or importlib.util.find_spec("liger_kernel") is None):
+        raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
+    if sharding and model.dtype == "bfloat16" and not cuda and sharding == "fsdp":
+        raise UsageError("FSDP keeps no float32 masters of bfloat16 weights; set model.dtype=float32")
+
+
+def arguments(
+    settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool, joins: bool
+) -> Any:  # fmt: skip
+    """Return TRL's arguments; `joins`: rows may be laid end to end where FlashAttention keeps them apart."""
+    from trl.trainer.sft_config import SFTConfig as TrlConfig
+
+    flash = joins and cuda and importlib.util.find_spec("flash_attn") is not None
+    liger = cuda and importlib.util.find_spec("liger_kernel") is not None
+    return TrlConfig(
+        output_dir=str(checkpoints), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,
+        max_steps=settings.max_steps, per_device_train_batch_size=settings.micro_batch,
+        per_device_eval_batch_size=settings.micro_batch, prediction_loss_only=True,
+        gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
+        max_length=None, packing=False, padding_free=flash if settings.padding_free is None else settings.padding_free,
+        warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
+        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
+        use_liger_kernel=liger if settings.liger is None else settings.liger,
+        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
+        report_to="none", save_strategy="steps" if settings.save_every else "no",
+        save_steps=settings.save_every or 1, save_total_limit=1,
+        eval_strategy="steps" if evaluates else "no", eval_steps=settings.eval_every,
+        disable_tqdm=not (main and sys.stderr.isatty()), dataset_kwargs={"skip_prepare_dataset": True},
+        dataloader_pin_memory=cuda, remove_unused_columns=True, logging_nan_inf_filter=False,
+    )  # fmt: skip
+
+
+def load_trained(
+    source: str, model: ModelConfig, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Rendered],
+    settings: TrainerConfig, objective: str, cuda: bool, seed: int,
+) -> Any:  # fmt: skip
+    """Load the model with the attention that suits the rows, and with adapters where they are asked for."""
+    import torch
+
+    # on a CPU eager attention was measured at twice the tokens/s, but it keeps every score: only for short rows
+    scores = settings.micro_batch * max(len(row.input_ids) for row in rows) ** 2
+    attention = "eager" if not cuda and scores <= EAGER_SCORES else None
+    if cuda and importlib.util.find_spec("flash_attn") is not None:
+        attention = "flash_attention_2"
+    extra: dict[str, Any] = {}
+    if objective == "classifier":
+        extra = {"num_labels": 2, "pad_token_id": pad_id(tokenizer), "id2label": {0: "No", 1: "Yes"}}
+    if model.four_bit:
+        from transformers import BitsAndBytesConfig
+
+        extra["quantization_config"] = BitsAndBytesConfig(  # type: ignore[no-untyped-call]
+            load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.bfloat16
+        )
+        extra["device_map"] = {"": int(os.environ.get("LOCAL_RANK", "0"))}
+    torch.manual_seed(seed)  # a classifier's head is drawn while loading: the same one on every rank
+    module = load_model(source, model.dtype, attention, **extra)
+    for key, value in model.shape.items():
+        if getattr(module.config, key) != value:
+            raise DataError(
+                f"model {source}: its {key} is {getattr(module.config, key)}, but model.shape.{key}={value}, "
+                "which plan works with; correct conf/model"
+            )
+    return add_lora(module, model.lora_rank, model.lora_alpha, seed) if model.lora_rank else module
+
+
+def dataset(rows: Sequence[Rendered]) -> Any:
+    """Return rows as the trainer reads them."""
+    from datasets import Dataset
+
+    return Dataset.from_list([{"input_ids": row.input_ids, "labels": row.labels} for row in rows])
+
+
+def log_to(run: Run) -> Any:
+    """Return a callback that writes each logged step to the run's events and its tracker."""
+    from transformers import TrainerCallback
+
+    class LogToRun(TrainerCallback):  # type: ignore[misc]
+        def on_log(
+            self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
+        ) -> None:
+            numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
+            run.event("train", step=state.global_step, **numbers)
+
+    return LogToRun()
+
+
+def train_to_the_end(trainer: Any, facts: Mapping[str, Any], checkpoints: Path, run: Run) -> None:
+    """Train, from the newest whole checkpoint where there is one.
+
+    Raises:
+        IncompleteError: SIGTERM came; a checkpoint is written and the same command continues.
+    """
+    from rbd_train.trainer import train
+
+    newest = newest_whole(checkpoints)
+    for told in newest.passed_over:
+        run.say(f"passed over {told}")
+    if newest.folder is not None:
+        check_fits(newest.folder, facts)
+        run.say(f"continuing from {newest.folder}")
+    train(trainer, str(newest.folder) if newest.folder else None)
+    if trainer.stopping.stopped:
+        raise IncompleteError(
+            f"{run.stage}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, as asked; "
+            "a checkpoint is written and the same command continues"
+        )
+
+
+def report_speed(trainer: Any, rows: int, tokens: int, run: Run) -> None:
+    """Write the losses and say how fast training was; every rank takes part in the sums."""
+    speed = trainer.throughput.speed()
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    run.facts |= {
+        "steps": trainer.state.global_step,
+        "rows": rows,
+        "tokens": tokens,
+        "speed": speed._asdict(),
+    }
+    if not run.main:
+        return
+    written = [canonical({"step": entry["step"], "loss": entry["loss"]}) for entry in losses]
+    write_whole(run.folder / "losses.jsonl", "\n".join(written) + "\n")
+    run.event("speed", **{key: value for key, value in speed._asdict().items() if value is not None})
+    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
+    run.say(
+        f"{speed.tokens_per_second:.0f} tokens/s without padding, padding {speed.padding:.1%} of what was computed"
+        f"{mfu}, peak memory {speed.peak_bytes / 2**30:.2f} GiB"
+    )
+    first, last = losses[0]["loss"], losses[-1]["loss"]
+    run.say(f"{trainer.state.global_step} steps, loss {first:.4f} -> {last:.4f}; model in {run.folder / 'model'}")

@@ -1,0 +1,159 @@
+"""Start a stage on several processes, here or as one machine of many, and stop them without losing a step.
+
+With several machines, each runs the same command on a shared folder; rank and address come from the environment:
+NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or what Slurm sets (SLURM_NNODES, SLURM_NODEID).
+"""
+
+import contextlib
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rbd_train.config import data_dir
+from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.run import Run, read_manifest
+from rbd_train.store import write_whole
+from rbd_train.training import STOP_FILE
+
+
+class Machines(NamedTuple):
+    """The machines of a launch, and this one's place among them."""
+
+    count: int
+    rank: int
+    address: str
+    port: str
+
+
+def machines(environment: Mapping[str, str]) -> Machines:
+    """Read the machines from the environment; one where nothing is said.
+
+    Raises:
+        UsageError: several machines, but no address of the first, or a rank that isn't among them.
+    """
+    count = int(environment.get("NNODES") or environment.get("SLURM_NNODES") or 1)
+    rank = int(environment.get("NODE_RANK") or environment.get("SLURM_NODEID") or 0)
+    address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "29500")
+    if count > 1 and not address:
+        raise UsageError(f"NNODES is {count}, but MASTER_ADDR is not set: export the address of the first machine")
+    if not 0 <= rank < count:
+        raise UsageError(f"NODE_RANK is {rank}, but there are {count} machines: it counts from 0")
+    return Machines(count, rank, address, port)
+
+
+def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> float | None:
+    """Write the resolved config once and start workers on that file.
+
+    Raises:
+        UsageError: no such launch file, or more processes than the machines have GPUs.
+        IncompleteError: the workers were told to stop and left a checkpoint.
+        DataError: a worker failed.
+    """
+    file = data_dir("launch") / f"{values['launch']}.yaml"
+    if not file.is_file():
+        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.yaml")))
+        raise UsageError(f"launch has no file {values['launch']!r}; choose one of {known}")
+    here = machines(os.environ)
+    path = run.folder / "resolved.yaml"
+    write_whole(path, resolved)
+    worker = ["-m", "rbd_train.app", name, "--resolved", str(path), f"debug={str(values['debug']).lower()}"]
+    words, environment = command(file, values["processes"], here)
+    if "DEEPSPEED" in file.read_text(encoding="utf-8"):
+        for lock in stale_locks(time.time()):
+            run.say(f"removed {lock.name} of a build that a killed process left; every later build would wait for it")
+            lock.unlink(missing_ok=True)
+    with stopping(run.folder / STOP_FILE, [*words, *worker], environment) as process:
+        code = process.wait()
+    manifest = read_manifest(run.folder)
+    if code and manifest is not None and manifest["status"] == "incomplete":
+        raise IncompleteError(f"{run.folder}: {manifest['reason'].partition(': ')[2]}")
+    if code:
+        raise DataError(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; see above")
+    return manifest["metric"] if manifest else None
+
+
+def stale_locks(now: float) -> list[Path]:
+    """List the locks of torch's extension builds that are older than any build takes, ten minutes.
+
+    DeepSpeed builds on first use; a process killed meanwhile leaves its lock, for which the next one waits forever.
+    """
+    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
+    return [path for path in root.glob("**/lock") if now - path.stat().st_mtime > 600]
+
+
+def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str], dict[str, str]]:
+    """Return the launcher's words and its environment; `processes` counts those of all machines."""
+    import torch
+
+    gpus, environment = torch.cuda.device_count(), dict(os.environ)
+    if gpus and processes is not None and processes > gpus * here.count:
+        raise UsageError(
+            f"processes={processes}, but {here.count} machine(s) with {gpus} GPU(s) each hold {gpus * here.count}"
+        )
+    processes = processes if processes is not None else (gpus or 2) * here.count
+    if processes % here.count:
+        raise UsageError(f"processes={processes} can't be shared equally by {here.count} machines")
+    # seconds that torch's launcher lets workers write a checkpoint after a SIGTERM of its own; its default is 30
+    environment.setdefault("PET_SHUTDOWN_TIMEOUT", "3600")
+    environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
+    text = file.read_text(encoding="utf-8")
+    if not gpus and "FSDP" in text:
+        environment |= {"ACCELERATE_USE_CPU": "true"}
+    if gpus or "DEEPSPEED" in text or "FSDP" in text:
+        words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+        words += ["--num_processes", str(processes)]
+        if here.count > 1:
+            words += ["--num_machines", str(here.count), "--machine_rank", str(here.rank)]
+            words += ["--main_process_ip", here.address, "--main_process_port", here.port]
+            words += ["--deepspeed_multinode_launcher", "standard"] if "DEEPSPEED" in text else []
+        if not gpus:
+            # ZeRO runs on gloo ranks with DS_ACCELERATOR; ACCELERATE_USE_CPU breaks it (no attribute 'ds_status')
+            words += ["--mixed_precision", "no"]
+            environment |= {"DS_ACCELERATOR": "cpu"}
+        return words, environment
+    # `accelerate launch --cpu --num_processes 2` starts one process without saying so
+    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes // here.count}"]
+    if here.count == 1:
+        return [*words, "--standalone"], environment
+    words += [f"--nnodes={here.count}", f"--node_rank={here.rank}"]
+    return [*words, f"--master_addr={here.address}", f"--master_port={here.port}"], environment
+
+
+@contextlib.contextmanager
+def stopping(file: Path, words: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+    """Run a command; the first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
+
+    The command has a session of its own, so that a Ctrl-C here doesn't end it before its step; where this process dies,
+    the kernel tells the launcher, which tells the workers.
+    """
+    file.unlink(missing_ok=True)
+    asked = 0
+
+    def ask(number: int, frame: Any) -> None:
+        nonlocal asked
+        asked += 1
+        if asked == 1:
+            file.touch()
+        else:
+            process.terminate()
+
+    process = subprocess.Popen(words, env=dict(environment), start_new_session=True, preexec_fn=_end_with_parent)
+    before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield process
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        file.unlink(missing_ok=True)
+
+
+def _end_with_parent() -> None:
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "prctl"):  # Linux: PR_SET_PDEATHSIG
+        libc.prctl(1, signal.SIGTERM)

@@ -1,0 +1,374 @@
+"""Training at scale: equal losses however it is cut up, resumed or sharded; what is saved is what was trained."""
+
+import json
+import os
+import resource
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from safetensors import safe_open
+
+from rbd_train.checkpoints import SEAL, check_fits, newest_whole, seal
+from rbd_train.errors import UsageError
+from rbd_train.records import Case, Definition, Example, Trace, View
+from rbd_train.store import write_rows
+from rbd_train.trainer import RowOrder, Stopping
+from rbd_train.workers import machines, stale_locks
+
+LAUNCHES = ("", "ddp", "zero1", "zero2", "zero3")
+# a rate at which 20 steps fall by far more than 10 %, but at which Adam does not yet amplify the order of sums
+SETTINGS = (
+    "model=tiny", "trainer.max_steps=20", "trainer.learning_rate=1e-2", "trainer.global_batch=8",
+    "trainer.warmup_share=0.0", "trainer.scheduler=constant",
+)  # fmt: skip
+
+
+def example(number: int, verdict: bool) -> Example:
+    case = Case(
+        id=f"c{number}",
+        definitions=(Definition(name="Verbosity bias", text="preferring the longer output."),),
+        question=f"What is {number} + {number}?",
+        views=(View(options=(str(2 * number), f"It is {number} more, {'so ' * (number % 7)}{2 * number}."), choice=1),),
+        judge="judge",
+    )
+    trace = Trace(
+        case_id=case.id, author="test", thinking=f"{number} + {number} = {2 * number}.", verdict=verdict, reply=""
+    )
+    bias = "verbosity" if number % 3 else "position"
+    return Example(case=case, bias=bias, group=f"g{number}", label=verdict, trace=trace)
+
+
+@pytest.fixture(scope="module")
+def train_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("scale") / "train.jsonl"
+    write_rows(path, [example(number, number % 2 == 0) for number in range(1, 44)])  # no multiple of the global batch
+    return path
+
+
+def losses(folder: Path) -> list[float]:
+    return [json.loads(line)["loss"] for line in (folder / "losses.jsonl").read_text().splitlines()]
+
+
+def command(root: Path, train_file: Path, words: Sequence[str]) -> list[str]:
+    first = [sys.executable, "-m", "rbd_train.app", "sft", f"root={root}", f"train=[{train_file}]"]
+    return [*first, *SETTINGS, *words]
+
+
+def train(root: Path, train_file: Path, *words: str) -> Path:
+    done = subprocess.run(command(root, train_file, words), capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return root / "default" / "sft"
+
+
+@pytest.fixture(scope="module")
+def single(train_file: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
+    """Train in one process, once per setting."""
+    made: dict[tuple[str, ...], Path] = {}
+
+    def run(*words: str) -> Path:
+        if words not in made:
+            made[words] = train(tmp_path_factory.mktemp("single"), train_file, "trainer.micro_batch=4", *words)
+        return made[words]
+
+    return run
+
+
+# however it is cut up -----------------------------------------------------------------------------------------------
+
+
+def test_row_order_depends_on_seed_and_global_batch_alone() -> None:
+    lengths = [5, 9, 1, 7, 3, 8, 2, 6, 4, 10, 11]
+    order = list(RowOrder(lengths, 4, True, 0, lambda: 0))
+    assert order == list(RowOrder(lengths, 4, True, 0, lambda: 0)) != list(RowOrder(lengths, 4, True, 0, lambda: 1))
+    assert len(order) == 12 and set(order) == set(range(11))  # every row, the last batch filled
+    assert order != list(RowOrder(lengths, 4, True, 1, lambda: 0))
+
+
+@pytest.mark.parametrize(
+    "words", [("micro_batch=8",), ("micro_batch=1",), ("micro_batch=4", "padding_free=true"), ("recompute=true",)]
+)
+def test_losses_stay_the_same(
+    rbd: Callable[..., Any], single: Callable[..., Path], train_file: Path, words: tuple[str, ...]
+) -> None:
+    """A39, A44: micro-batch and accumulation, rows laid end to end, recomputation."""
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS, *(f"trainer.{word}" for word in words))
+    assert said.code == 0, said.err
+    assert losses(Path("runs/default/sft")) == pytest.approx(losses(single()), abs=1e-3)
+    assert "tokens/s without padding" in said.out
+    if "padding_free=true" in words:
+        assert "padding 0.0%" in said.out
+
+
+FAST = {("zero2", "full", "reasoning"), ("zero3", "lora", "label"), ("ddp", "lora", "reasoning")}
+TABLE = [
+    pytest.param(
+        launch, weights, objective, marks=[] if (launch, weights, objective) in FAST or not launch else pytest.mark.slow
+    )
+    for launch in LAUNCHES for weights in ("full", "lora") for objective in ("reasoning", "label")
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "weights", "objective"), TABLE)
+def test_every_way_to_train_gives_the_losses_of_one_process(
+    single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str, weights: str, objective: str
+) -> None:
+    """A41-A45: real DeepSpeed on two gloo ranks; losses equal to 1e-3, falling, weights saved whole, and they speak."""
+    rate = ("trainer.learning_rate=3e-2", "model.lora_rank=8") if weights == "lora" else ()
+    words = (f"objective={objective}", *rate)
+    alone = single(*words)
+    folder = alone
+    if launch:
+        folder = train(tmp_path, train_file, *words, f"launch={launch}", "processes=2", "trainer.micro_batch=2")
+        assert losses(folder) == pytest.approx(losses(alone), abs=1e-3)
+        manifest = json.loads((folder / "manifest.json").read_text())
+        assert manifest["world_size"] == 2 and manifest["status"] == "complete"
+        assert manifest["facts"]["distributed"] == ("MULTI_CPU" if launch == "ddp" else "DEEPSPEED")
+    found = losses(folder)
+    assert len(found) == 20 and found[-1] < 0.9 * found[0]
+    assert not list(folder.rglob("model/**/*.bin")) and not list(folder.glob("checkpoints-*"))
+    assert (folder / "model" / "adapter" / "adapter_model.safetensors").is_file() == (weights == "lora")
+    with (
+        safe_open(folder / "model" / "model.safetensors", "pt") as ours,
+        safe_open(alone / "model" / "model.safetensors", "pt") as theirs,
+    ):
+        assert set(ours.keys()) == set(theirs.keys())
+        for name in ours.keys():  # noqa: SIM118
+            assert (ours.get_tensor(name).float() - theirs.get_tensor(name).float()).abs().max() < 5e-3, name
+    assert speaks(folder / "model")
+
+
+def speaks(folder: Path) -> bool:
+    from rbd_train.modelling import encode_context, load_model, load_tokenizer
+    from rbd_train.prompts.detect import detect_messages
+
+    tokenizer = load_tokenizer(str(folder), reasoning=False)
+    import torch
+
+    ids = torch.tensor([encode_context(tokenizer, detect_messages(example(1, True).case))])
+    model: Any = load_model(str(folder), "float32")
+    out = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4, do_sample=False)
+    return bool(out.shape[1] > ids.shape[1])
+
+
+def test_adapters_merged_are_adapters_applied(single: Callable[..., Path]) -> None:
+    import torch
+    from peft import PeftModel
+
+    from rbd_train.modelling import load_model, resolve_model
+
+    folder = single("objective=reasoning", "trainer.learning_rate=3e-2", "model.lora_rank=8") / "model"
+    ids = torch.arange(1, 30).unsqueeze(0)
+    base: Any = load_model(resolve_model("tiny"), "float32")
+    applied = PeftModel.from_pretrained(base, str(folder / "adapter"))(ids).logits
+    merged: Any = load_model(str(folder), "float32")
+    assert torch.allclose(applied, merged(ids).logits, atol=1e-4)
+    settings = json.loads((folder / "adapter" / "adapter_config.json").read_text())
+    assert settings["base_model_name_or_path"] == "tiny"  # no path of this machine
+
+
+def test_a_classifier_is_trained_and_detects(rbd: Callable[..., Any], train_file: Path) -> None:
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS, "objective=classifier", "trainer.micro_batch=4")
+    assert said.code == 0, said.err
+    said = rbd("detection", f"examples={train_file}", "detector=classifier", "name=c", "from=default")
+    assert said.code == 0, said.err
+    verdicts = [json.loads(line) for line in Path("runs/c/detection/verdicts.jsonl").read_text().splitlines()]
+    assert len(verdicts) == 43 and all(v["verdict"] is not None and v["thinking"] is None for v in verdicts)
+    card = Path("runs/default/sft/model/README.md").read_text()
+    assert "sha256" in card and "rule: chose the longer" in card  # scores beside the rules
+
+
+def test_one_bias_alone(rbd: Callable[..., Any], train_file: Path) -> None:
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS[:1], "trainer.max_steps=1", "biases=[position]")
+    assert said.code == 0 and json.loads(Path("runs/default/sft/manifest.json").read_text())["facts"]["rows"] == 14
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS[:1], "biases=[bandwagon]", "name=b")
+    assert said.code == 2 and "'bandwagon'" in said.err and "position, verbosity" in said.err
+
+
+# killed, stopped, resumed -------------------------------------------------------------------------------------------
+
+
+def until(process: subprocess.Popen[bytes], happened: Callable[[], object]) -> None:
+    deadline = time.monotonic() + 240
+    while not happened():
+        assert process.poll() is None, "the command ended before it could be disturbed"
+        assert time.monotonic() < deadline
+        os.sched_yield()
+
+
+def start(root: Path, train_file: Path, *words: str) -> subprocess.Popen[bytes]:
+    return subprocess.Popen(
+        command(root, train_file, words), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True
+    )
+
+
+def checkpoint(root: Path, step: int) -> bool:
+    return any(root.glob(f"default/sft/checkpoints-*/checkpoint-{step}"))
+
+
+RESUMED = [
+    pytest.param("", "kill"), pytest.param("", "term"),
+    *(pytest.param(launch, how, marks=pytest.mark.slow) for launch in LAUNCHES[1:] for how in ("kill", "term")),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("launch", "how"), RESUMED)
+def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
+    single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str, how: str
+) -> None:
+    words = ["trainer.save_every=5", "trainer.micro_batch=2"]
+    words += [f"launch={launch}", "processes=2"] if launch else []
+    process = start(tmp_path, train_file, *words)
+    until(process, lambda: checkpoint(tmp_path, 5))
+    if how == "kill":
+        kill_all(tmp_path)
+    else:
+        process.send_signal(signal.SIGTERM)
+    _, err = process.communicate()
+    assert process.returncode == (-signal.SIGKILL if how == "kill" else 1), err.decode()[-2000:]
+    if how == "term":
+        assert b"the same command continues" in err
+        assert json.loads((tmp_path / "default/sft/manifest.json").read_text())["status"] == "incomplete"
+    assert not (tmp_path / "default/sft/model").exists()
+    done = subprocess.run(command(tmp_path, train_file, words), capture_output=True, text=True, check=False)
+    assert done.returncode == 0 and "continuing from" in done.stdout, done.stderr[-2000:]
+    assert losses(tmp_path / "default/sft") == pytest.approx(losses(single()), abs=1e-3)
+
+
+def kill_all(root: Path) -> None:
+    """Kill the command, its launcher and its workers: their command lines name the root."""
+    mine = [p for p in psutil.process_iter(["cmdline"]) if str(root) in " ".join(p.info["cmdline"] or [])]
+    for process in mine:
+        process.kill()
+    psutil.wait_procs([process for process in mine if process.ppid() != os.getpid()], timeout=120)
+
+
+def test_a_stop_during_evaluation_loses_nothing(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=8", "trainer.eval_share=0.3"]
+    words += ["trainer.eval_every=3", "trainer.micro_batch=2"]
+    assert rbd(*words, "name=undisturbed").code == 0
+    asked = Stopping.asked
+    count = 0
+
+    def soon(self: Stopping, device: Any) -> bool:
+        nonlocal count
+        count += 1
+        return count == 5 or asked(self, device)  # three steps, and the second batch of the evaluation after them
+
+    monkeypatch.setattr(Stopping, "asked", soon)
+    said = rbd(*words)
+    assert said.code == 1 and "stopped after step 3 of 8" in said.err
+    said = rbd(*words)
+    assert said.code == 0 and "continuing from" in said.out
+    assert losses(Path("runs/default/sft")) == losses(Path("runs/undisturbed/sft"))
+
+
+def test_a_full_disk_leaves_the_checkpoint_before(train_file: Path, tmp_path: Path) -> None:
+    """RLIMIT_FSIZE falls after the first checkpoint: the next one can't be written."""
+    process = start(tmp_path, train_file, "trainer.save_every=5", "trainer.micro_batch=1")
+    until(process, lambda: checkpoint(tmp_path, 5))
+    resource.prlimit(process.pid, resource.RLIMIT_FSIZE, (40_000, resource.RLIM_INFINITY))
+    _, err = process.communicate()
+    assert process.returncode == 1 and b"can't be written" in err, err.decode()[-3000:]
+    assert b"the same command continues from it" in err and b"Traceback" not in err
+    (folder,) = tmp_path.glob("default/sft/checkpoints-*")
+    newest = newest_whole(folder)
+    assert newest.folder is not None and not newest.passed_over and not (folder / "part").exists()
+
+
+def test_cut_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    for step in (5, 10, 15):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"x" * 100)
+        if step != 15:
+            seal(tmp_path / f"checkpoint-{step}", {"step": step})
+    (tmp_path / "checkpoint-10" / "optimizer.pt").write_bytes(b"x" * 60)
+    newest = newest_whole(tmp_path)
+    assert newest.folder == tmp_path / "checkpoint-5"
+    assert [SEAL in newest.passed_over[0], "60 bytes, 100 were written" in newest.passed_over[1]] == [True, True]
+    assert newest_whole(tmp_path / "none").folder is None
+
+
+def test_shards_of_another_world_are_refused(tmp_path: Path) -> None:
+    """A43."""
+    (tmp_path / "checkpoint-5").mkdir()
+    seal(tmp_path / "checkpoint-5", {"sharding": "zero3", "processes": 4})
+    check_fits(tmp_path / "checkpoint-5", {"sharding": "zero3", "processes": 4})
+    with pytest.raises(UsageError, match="launch=zero3 processes=4"):
+        check_fits(tmp_path / "checkpoint-5", {"sharding": "zero3", "processes": 2})
+    seal(tmp_path / "checkpoint-5", {"sharding": "", "processes": 1})
+    check_fits(tmp_path / "checkpoint-5", {"sharding": "", "processes": 2})  # whole on every rank
+
+
+# launching ----------------------------------------------------------------------------------------------------------
+
+
+def test_machines_come_from_the_environment() -> None:
+    assert machines({}) == (1, 0, "", "29500")
+    slurm = {"SLURM_NNODES": "2", "SLURM_NODEID": "1", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
+    assert machines(slurm) == (2, 1, "10.0.0.1", "1234")
+    with pytest.raises(UsageError, match="MASTER_ADDR"):
+        machines({"NNODES": "2"})
+    with pytest.raises(UsageError, match="NODE_RANK is 2"):
+        machines({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "x"})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["ddp", "zero2"])
+def test_two_machines_on_loopback(single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str) -> None:
+    import socket
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    words = command(tmp_path, train_file, (f"launch={launch}", "processes=2", "trainer.micro_batch=2"))
+    given = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    both = [
+        subprocess.Popen(words, env=os.environ | given | {"NODE_RANK": str(rank)}, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    told = [process.communicate()[1].decode()[-2000:] for process in both]
+    assert [process.returncode for process in both] == [0, 0], told
+    assert losses(tmp_path / "default/sft") == pytest.approx(losses(single()), abs=1e-3)
+
+
+def test_another_number_of_processes_than_asked_for(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for key, value in {"LOCAL_RANK": "0", "RANK": "0", "WORLD_SIZE": "3"}.items():
+        monkeypatch.setenv(key, value)
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", "processes=2")
+    assert said.code == 2 and "processes=2, but 3 were started" in said.err
+
+
+def test_a_stale_build_lock_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+    (tmp_path / "op").mkdir()
+    (tmp_path / "op" / "lock").touch()
+    assert stale_locks(time.time()) == [] and stale_locks(time.time() + 601) == [tmp_path / "op" / "lock"]
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("model.four_bit=true", "model.lora_rank=8"), "needs a GPU and the package bitsandbytes"),
+        (("model.four_bit=true",), "set model.lora_rank=16"),
+        (("objective=verdict",), "choose one of reasoning, label, classifier"),
+        (("model.dtype=float16",), "choose float32 or bfloat16"),
+        (("trainer.liger=true",), "needs a GPU and the package liger-kernel"),
+    ],
+)
+def test_what_cant_work_is_refused(
+    rbd: Callable[..., Any], train_file: Path, words: tuple[str, ...], told: str
+) -> None:
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", *words)
+    assert said.code == 2 and told in said.err and "Traceback" not in said.err
+    assert not list(Path("runs/default/sft").glob("checkpoints-*"))

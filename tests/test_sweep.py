@@ -1,0 +1,70 @@
+"""Sweeps: the grid, optuna, seeds; run again, nothing is repeated, and what failed says why."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from rbd_train import sweep
+from rbd_train.sweep import Result
+
+SEARCH = ("sft", "-m", "model=tiny", "trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.micro_batch=1,4")
+
+
+@pytest.fixture
+def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, ...]]:
+    """Stand in for the processes of trials: what optuna is told must depend on its words alone."""
+    done: list[tuple[str, ...]] = []
+
+    def point(stage: str, fixed: Any, varied: Any, seeds: int) -> list[Result]:
+        done.append(tuple(varied))
+        rate = float(next(word.split("=")[1] for word in varied if "rate" in word))
+        if rate > 5e-3:
+            return [Result(tuple(varied), seed, "-", None, "diverged") for seed in range(seeds)]
+        return [Result(tuple(varied), seed, "-", rate + seed, "") for seed in range(seeds)]
+
+    monkeypatch.setattr(sweep, "run_point", point)
+    return done
+
+
+def test_a_search_continues(rbd: Callable[..., Any], ran: list[tuple[str, ...]]) -> None:
+    said = rbd(*SEARCH, "sweep.trials=6", "sweep.seeds=2")
+    assert len(ran) == 6 and said.code == (1 if "diverged" in said.out else 0)
+    assert all(1e-4 <= float(rate.split("=")[1]) <= 1e-2 for rate, _ in ran) and "Settings, best first" in said.out
+    rbd(*SEARCH, "sweep.trials=6", "sweep.seeds=2")
+    assert len(ran) == 6  # nothing again
+    rbd(*SEARCH, "sweep.trials=8", "sweep.seeds=2")
+    assert len(ran) == 8 and len(set(ran)) == 8
+
+
+def test_a_killed_trial_is_tried_first_again(
+    rbd: Callable[..., Any], ran: list[tuple[str, ...]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = sweep.run_point
+
+    def killed(*words: Any) -> list[Result]:
+        real(*words)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(sweep, "run_point", killed)
+    assert rbd(*SEARCH, "sweep.trials=2").code == 130
+    monkeypatch.setattr(sweep, "run_point", real)
+    rbd(*SEARCH, "sweep.trials=2")
+    assert len(ran) == 3 and ran[0] == ran[1]
+
+
+def test_an_interval_needs_trials(rbd: Callable[..., Any]) -> None:
+    said = rbd(*SEARCH)
+    assert said.code == 2 and "an interval needs sweep.trials=N" in said.err
+    said = rbd(*SEARCH, "sweep.trails=3")
+    assert said.code == 2 and "did you mean sweep.trials" in said.err
+
+
+def test_seeds_give_mean_and_spread(rbd: Callable[..., Any]) -> None:
+    said = rbd("pairs", "-m", "source=generated", "source.train=2,3", "source.test=2", "sweep.seeds=2")
+    assert said.code == 0, said.err
+    folders = list(Path("runs/default").glob("pairs-*"))
+    seeds = sorted(json.loads((folder / "manifest.json").read_text())["config"]["seed"] for folder in folders)
+    assert seeds == [0, 0, 1, 1] and "standard deviation" in said.out
