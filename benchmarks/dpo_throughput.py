@@ -4,9 +4,8 @@
     python benchmarks/dpo_throughput.py quick    generated pairs on the tiny model, under a minute
 
 Wall time counts all from the weights on disk: set-up, the reference pass, one epoch. The rivals: TRL as a user
-gets it (its own defaults apart from what must be equal), and TRL tuned by hand (precomputed reference, no recomputation,
-the
-fastest of bfloat16 weights or autocast and of the micro-batches, chosen on a few pairs, as is ours).
+gets it (its own defaults apart from what must be equal), and TRL tuned by hand (precomputed reference, no
+recomputation, the fastest of bfloat16 weights or autocast and of the micro-batches, chosen on a few pairs, as is ours).
 Each side runs in a process of its own, alternating. The losses of the epoch are compared.
 """
 
@@ -80,7 +79,7 @@ def ours(source: str, data: list[dict[str, Any]], micro: int, folder: Path) -> A
     from rbd_train.modelling import load_tokenizer
     from rbd_train.records import Preference
     from rbd_train.run import Run
-    from rbd_train.sft import ModelConfig
+    from rbd_train.training import ModelConfig
 
     run = Run(folder, "bench", "dpo", "bench", {})
     run.folder.mkdir(parents=True, exist_ok=True)

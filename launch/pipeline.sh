@@ -21,5 +21,12 @@ rbd detection name=train
 # the same judge on the held-out items, before and after
 rbd judgements name=test $judge
 rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
+# find biases that the library does not name, on preference pairs ($PREFERENCES: a .parquet in JudgeBench's columns)
+rbd discover name=train source=preference source.path="$PREFERENCES" $judge engine@rewriter=http \
+  rewriter.model=Qwen/Qwen2.5-72B-Instruct
+# train them away: preference pairs with the biases written into the rejected answers (launch/discover.sh goes on)
+rbd preferences name=train source=preference source.path="$PREFERENCES" engine@rewriter=http \
+  rewriter.model=Qwen/Qwen2.5-72B-Instruct
+rbd dpo name=train model=r1_qwen_7b model.lora_rank=16 launch=zero3 processes=8
 # one page with everything
 rbd report name=test from=train
