@@ -23,7 +23,7 @@ from rbd_train.acceptance import Counts, Plan, Tested, check_plan, validate
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import SEEDS, read_library
 from rbd_train.errors import DataError, UsageError
-from rbd_train.metrics import Rate, paired_difference
+from rbd_train.metrics import Rate, mean_rate, paired_difference
 from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Bias, Candidate, Evidence, Item, Judgement, Outcome, Placed, Probe, Question, uniform
 from rbd_train.run import Run
@@ -88,12 +88,23 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     run.table(effects_table(library, effects, judge.name))
     run.table(calls_table(found.rounds, found.candidates, {p: len(part) for p, part in parts.items()}, cfg.deeper,
                           judge.engine.calls, writer.calls))  # fmt: skip
-    run.figure("discover.accepted", Rate(value=float(len(rows) - 1), n=len(found.candidates)))
-    for bias in library:
-        if bias.evidence is not None:
-            seen = bias.evidence
-            run.figure(f"discover.effect.{bias.id}", Rate(value=seen.effect, n=seen.n, low=seen.low, high=seen.high))
+    headline(run, library, effects)
     return float(len(rows) - 1)
+
+
+def headline(run: Run, library: Sequence[Bias], effects: Sequence[Probe]) -> None:
+    """Keep the figures: how many biases, each one's effect, and the error without and with them on the effect items."""
+    found = [bias for bias in library if bias.evidence is not None]
+    run.figure("discover.accepted", Rate(value=float(len(found)), n=len(library)))
+    for bias in found:
+        seen = bias.evidence
+        assert seen is not None
+        run.figure(f"discover.effect.{bias.id}", Rate(value=seen.effect, n=seen.n, low=seen.low, high=seen.high))
+    ids = {bias.id for bias in found}
+    own = [probe for probe in effects if probe.bias in ids and probe.fault is None]
+    for kind in ("plain", "biased"):
+        wrong = [float(getattr(probe, kind) is not True) for probe in own]
+        run.figure(f"discover.error_{kind}", mean_rate(wrong, [probe.group for probe in own]))
 
 
 def check(cfg: DiscoverConfig) -> Plan:
