@@ -59,8 +59,6 @@ class BenchmarkConfig(BaseConfig):
 @stage("benchmark", BenchmarkConfig)
 def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     """Take items that discovery left alone, write biases in, filter, export; with reviews, keep what people confirm."""
-    if cfg.variants < 1 or cfg.per_item < 1 or cfg.fooled < 0:
-        raise UsageError("variants and per_item must be 1 or more, fooled 0 or more")
     path = Path(cfg.library) if cfg.library else run.output_of("discover", "library.jsonl")
     library = [bias for bias in read_library(path) if bias.operator is not None]
     run.note_input(path, len(library))
@@ -76,11 +74,7 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
         hardened, dropped = variants(
             items, library, writer, cfg.variants, cfg.rewrite_tokens, cfg.growth, cfg.same_length
         )
-    judges = [getattr(cfg, name) for name in JUDGES if getattr(cfg, name) is not None] if cfg.fooled else []
-    if cfg.fooled > len(judges):
-        raise UsageError(
-            f"fooled is {cfg.fooled}, but there are {len(judges)} judges: set second_judge and third_judge"
-        )
+    judges = judges_of(cfg)
     by_id = {item.id: item for item in items}
     wrong = {config.name: fooled_by(config, by_id, hardened, run) for config in judges}
     kept, more = filtered(hardened, wrong, cfg.fooled, cfg.per_item)
@@ -98,6 +92,22 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     run.figure("benchmark.kept", proportion(len(final), len(hardened)))
     run.figure("benchmark.kappa", agreement)
     return float(len(final))
+
+
+def judges_of(cfg: BenchmarkConfig) -> list[Any]:
+    """Return the judges of the filter; none where there is no filter.
+
+    Raises:
+        UsageError: counts that can't be meant, or more judges to be fooled than there are.
+    """
+    if cfg.variants < 1 or cfg.per_item < 1 or cfg.fooled < 0:
+        raise UsageError("variants and per_item must be 1 or more, fooled 0 or more")
+    judges = [getattr(cfg, name) for name in JUDGES if getattr(cfg, name) is not None]
+    if cfg.fooled > len(judges):
+        raise UsageError(
+            f"fooled is {cfg.fooled}, but there are {len(judges)} judges: set second_judge and third_judge"
+        )
+    return judges if cfg.fooled else []
 
 
 def used(path: str | None, run: Run) -> set[str]:

@@ -73,12 +73,7 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
     for bias in named:
         pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share)
     if library:
-        chosen = questions if cfg.limit is None else draw(questions, cfg.limit)
-        with cfg.rewriter.open(run.ledger) as engine:
-            written, faults = library_pairs(
-                chosen, library, engine, type(cfg.source).__name__, cfg.congruent_share, cfg.rewrite_tokens
-            )
-        pairs, dropped = with_definitions([*pairs, *written], library), [*dropped, *faults]
+        pairs, dropped = add_library(pairs, dropped, questions, library, cfg, run)
     if cfg.limit is not None:
         every = [*named, *(bias.id for bias in library)]
         pairs = [pair for bias in every for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
@@ -101,6 +96,19 @@ def read_libraries(biases: Sequence[str], run: Run) -> list[Bias]:
         if not found:
             raise DataError(f"{path}: no bias has an operator, so none can be written into an answer")
     return found
+
+
+def add_library(
+    pairs: Sequence[BiasPair], dropped: Sequence[Dropped], questions: Sequence[Question], library: Sequence[Bias],
+    cfg: PairsConfig, run: Run,
+) -> tuple[list[BiasPair], list[Dropped]]:  # fmt: skip
+    """Add the pairs of a library to those of the known biases, and let all of them carry its definitions."""
+    chosen = questions if cfg.limit is None else draw(questions, cfg.limit)
+    with cfg.rewriter.open(run.ledger) as engine:
+        written, faults = library_pairs(
+            chosen, library, engine, type(cfg.source).__name__, cfg.congruent_share, cfg.rewrite_tokens
+        )
+    return with_definitions([*pairs, *written], library), [*dropped, *faults]
 
 
 def check_biases(biases: Sequence[str]) -> None:

@@ -190,7 +190,6 @@ def make_trainer(
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
-    from trl.trainer.dpo_config import DPOConfig as TrlConfig
     from trl.trainer.dpo_trainer import DataCollatorForPreference
 
     from rbd_train.preference_trainer import CheckStart, CpuPairTrainer, PairTrainer
@@ -199,19 +198,7 @@ def make_trainer(
     if settings.beta <= 0:
         raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
     cuda, sharding = torch.cuda.is_available(), sharded()
-    args = TrlConfig(
-        output_dir=str(checkpoints), beta=settings.beta, learning_rate=settings.learning_rate,
-        num_train_epochs=settings.epochs, max_steps=settings.max_steps,
-        per_device_train_batch_size=settings.micro_batch, precompute_ref_log_probs=True,
-        precompute_ref_batch_size=settings.reference_batch, max_length=None, disable_dropout=True,
-        gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
-        warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=cuda if settings.bf16 is None else settings.bf16, gradient_checkpointing=settings.recompute,
-        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
-        report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
-        save_total_limit=1, disable_tqdm=not (run.main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
-        remove_unused_columns=True,
-    )  # fmt: skip
+    args = arguments(settings, seed, checkpoints, cuda, run.main)
     longest = max(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs)
     eager = not cuda and 2 * max(settings.micro_batch, settings.reference_batch) * longest**2 <= EAGER_SCORES
     module: Any = load_model(source, model.dtype, "eager" if eager else None)
@@ -250,6 +237,25 @@ def make_trainer(
         "reference": reference.name, "lora_rank": model.lora_rank,
     }  # fmt: skip
     return trainer
+
+
+def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool) -> Any:
+    """Return TRL's arguments."""
+    from trl.trainer.dpo_config import DPOConfig as TrlConfig
+
+    return TrlConfig(
+        output_dir=str(checkpoints), beta=settings.beta, learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs, max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.micro_batch, precompute_ref_log_probs=True,
+        precompute_ref_batch_size=settings.reference_batch, max_length=None, disable_dropout=True,
+        gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
+        warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
+        bf16=cuda if settings.bf16 is None else settings.bf16, gradient_checkpointing=settings.recompute,
+        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
+        report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
+        save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
+        remove_unused_columns=True,
+    )  # fmt: skip
 
 
 def rewards_of(
