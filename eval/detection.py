@@ -15,6 +15,7 @@ from typing import Any
 from eval.baselines import RULES, majority_class
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
+from rbd_train.detector import standing
 from rbd_train.errors import DataError
 from rbd_train.metrics import Scored, ceiling, confusion, f1_rate, macro_f1, paired_test, proportion
 from rbd_train.records import Example, Trace
@@ -87,12 +88,10 @@ def biases_of(examples: Sequence[Example]) -> list[str]:
 
 def verdicts(examples: Sequence[Example], traces: Sequence[Trace], detector: str) -> dict[str, dict[str, bool | None]]:
     """Collect what every method says of every case; a missing key means that the method doesn't speak of it."""
-    said: dict[str, dict[str, bool | None]] = {detector: {}}
-    for trace in traces:  # several samples: the majority of the readable ones, a draw counts as Yes
-        said[detector].setdefault(trace.case_id, None)
-    for case_id in said[detector]:
-        votes = [t.verdict for t in traces if t.case_id == case_id and t.verdict is not None]
-        said[detector][case_id] = 2 * sum(votes) >= len(votes) if votes else None
+    samples: dict[str, list[Trace]] = {}
+    for trace in traces:
+        samples.setdefault(trace.case_id, []).append(trace)
+    said: dict[str, dict[str, bool | None]] = {detector: {i: standing(own).verdict for i, own in samples.items()}}
     for example in examples:
         if example.trace is not None:
             said.setdefault(f"teacher: {example.trace.author}", {})[example.case.id] = example.trace.verdict

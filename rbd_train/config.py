@@ -32,6 +32,11 @@ def compose(stage: str, overrides: Sequence[str]) -> dict[str, Any]:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    for word in overrides:
+        if word.lstrip("+~").startswith(("hydra.", "hydra/")):  # composing, Hydra takes it and does nothing with it
+            raise UsageError(
+                f"{word}: Hydra composes the config, but rbd runs the stage; there is no key of Hydra's own"
+            )
     # an experiment sets keys of the whole config; said here, since hydra wants it in a file's first line
     overrides = [re.sub("^experiment=", "experiment@_global_=", word) for word in overrides]
     with initialize_config_dir(config_dir=str(data_dir("conf")), version_base="1.3"):

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
 from rbd_train.biases import case_from_views
-from rbd_train.detector import Detector
+from rbd_train.detector import Detector, standing
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge, Judge, Shown
 from rbd_train.records import Case, Item, Judgement, Revision, Round, Trace
@@ -74,7 +74,7 @@ def debias(
         stops |= {i: "unreadable" for i in range(len(decisions)) if i not in stops and i not in readable}
         if turn == max_rounds:
             break
-        traces, asked = _first_readable(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
+        traces, asked = _standing_traces(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
         flagged = []
         for i, trace in zip(readable, traces, strict=True):
             rounds[i][-1] = rounds[i][-1].model_copy(update={"trace": trace})
@@ -102,12 +102,11 @@ def _case(decision: Decision, last: Round, detector: Detector) -> Case:
     return case_from_views(decision.id, decision.bias, judged, detector.definitions)
 
 
-def _first_readable(detector: Detector, cases: Sequence[Case]) -> tuple[list[Trace], int]:
-    """Return a trace per case (the first readable sample, or the first where none is), and the samples per case."""
+def _standing_traces(detector: Detector, cases: Sequence[Case]) -> tuple[list[Trace], int]:
+    """Return the trace that stands for each case, and the samples per case."""
     traces = detector.detect(cases)
     each = len(traces) // len(cases) if cases else 1
-    groups = [traces[start : start + each] for start in range(0, len(traces), each)]
-    return [next((t for t in group if t.verdict is not None), group[0]) for group in groups], each
+    return [standing(traces[start : start + each]) for start in range(0, len(traces), each)], each
 
 
 def _again(

@@ -115,6 +115,16 @@ class TemplateTeacher:
         """Nothing is held."""
 
 
+def standing(samples: Sequence[Trace]) -> Trace:
+    """Return the trace that stands for several samples of one case: the first readable one of the majority.
+
+    A draw counts as Yes; the first sample stands where none can be read.
+    """
+    votes = [trace.verdict for trace in samples if trace.verdict is not None]
+    majority = 2 * sum(votes) >= len(votes) if votes else None
+    return next(trace for trace in samples if trace.verdict == majority)
+
+
 @dataclass
 class DetectorConfig:
     """Detector (or teacher) that asks an engine."""

@@ -5,6 +5,7 @@ answers requests; the engine looks up what the ledger already holds, hands over 
 reply before anyone uses it. Killed anywhere and run again, a stage asks for nothing that was already answered.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Literal, NamedTuple, Protocol, Self, TypedDict
@@ -18,6 +19,7 @@ from rbd_train.records import Record
 from rbd_train.store import canonical
 
 Status = Literal["ok", "length", "empty", "content_filter", "bad_request", "timeout", "server_error"]
+CUT_SHARE = 0.03  # of replies cut at the token limit, above which a warning is due
 TERMINAL: frozenset[str] = frozenset({"ok", "length", "content_filter", "bad_request"})
 
 
@@ -116,7 +118,14 @@ class Engine:
             IncompleteError: some calls have no final answer yet; the same command continues them.
         """
         replies = self._answer([Request(prompt, sampling) for prompt in prompts])
-        return [Completion.model_validate(reply) for reply in replies]
+        completions = [Completion.model_validate(reply) for reply in replies]
+        cut = sum(completion.status == "length" for completion in completions)
+        if cut > CUT_SHARE * len(completions):
+            logging.getLogger("rbd_train").warning(
+                "%d of %d replies end at the limit of %d new tokens and can't be read; raise max_new_tokens",
+                cut, len(completions), sampling.max_new_tokens,
+            )  # fmt: skip
+        return completions
 
     def choice_logprobs(self, prompts: Sequence[Messages], choices: Sequence[Sequence[str]]) -> list[ChoiceLogprobs]:
         """Return the log-probabilities of each prompt's choices as the assistant's reply, in order.

@@ -127,6 +127,7 @@ REFUSED = [
     ),
     ((*PAIRS, "source.lisence=MIT"), ["source.lisence", "did you mean source.licence"]),
     ((*PAIRS, "+source.lisence=MIT"), ["source.lisence", "did you mean source.licence"]),
+    (("pairs", "hydra.run.dir=x"), ["hydra.run.dir=x", "rbd runs the stage"]),
     (("pairs", "wandb.mod=offline"), ["wandb.mod", "did you mean wandb.mode"]),
     ((*JUDGE, "judge.engine.modle=x"), ["judge.engine.modle", "did you mean judge.engine.model"]),
     ((*PAIRS, "+congruent_shar=1"), ["congruent_shar", "did you mean congruent_share"]),

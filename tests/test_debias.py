@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 
-from rbd_train.debias import Decision, debias
+from rbd_train.debias import Decision, debias, decide
 from rbd_train.detector import EngineDetector
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Completion, Engine, Sampling
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.errors import UsageError
-from rbd_train.judge import ContentJudge, GenerativeJudge, Shown
+from rbd_train.judge import ContentJudge, GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.verdict import SYSTEM
 from rbd_train.records import Item, Outcome, Revision
@@ -47,11 +47,7 @@ class World:
         )  # fmt: skip
 
     def decide(self, items: list[Item], bias: str = "bandwagon") -> list[Decision]:
-        decisions = []
-        for item in items:
-            orders = ((0, 1), (1, 0)) if bias == "position" else ((0, 1),)
-            shown = tuple(Shown(item, order) for order in orders)
-            decisions.append(Decision(item.id, bias, shown, tuple(self.judge.judge(shown))))
+        decisions = decide(self.judge, bias, items)
         self.judged.clear()
         return decisions
 
@@ -166,6 +162,30 @@ def first_place(prompt: str) -> str:
     if not is_again(prompt):
         return "Output (a)"
     return "Output (a)" if re.search(r'Output \(a\): """right', prompt) else "Output (b)"
+
+
+def test_several_samples_vote_and_the_majority_speaks(tmp_path: Path) -> None:
+    world = World(
+        tmp_path, lambda p: "Output (b)", lambda p: YES if len(world.detected) == 1 else NO, samples=3,
+    )  # fmt: skip
+    (revision,) = debias(world.decide([item()]), world.judge, world.detector)
+    trace = revision.rounds[0].trace
+    assert revision.stop == "no_bias" and trace is not None and trace.sample == 1
+
+
+@pytest.mark.parametrize(("cut", "warned"), [(1, False), (2, True)])
+def test_cut_replies_are_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture, cut: int, warned: bool) -> None:
+    """A09: a limit that cuts more than a few per cent of the thinking is a wrong setting, not a result."""
+
+    class Cutting(FunctionBackend):
+        def run(self, requests: Any, missing: Any, commit: Any) -> None:
+            for index in missing:
+                status: Any = "length" if index < cut else "ok"
+                commit(index, Completion(status=status, text="x"))
+
+    engine = Engine(Cutting(lambda m: "x", "c"), Ledger(tmp_path / "l.sqlite"))
+    engine.generate([[{"role": "user", "content": str(k)}] for k in range(40)], Sampling(max_new_tokens=7))
+    assert ("2 of 40 replies end at the limit of 7 new tokens" in caplog.text) == warned
 
 
 @pytest.mark.parametrize("position_calls", [2, 1])

@@ -11,7 +11,7 @@ README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 def test_your_own_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     (block,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
     monkeypatch.chdir(tmp_path)
-    written = block.replace("=runs/demo/sft/model", "=tiny")
+    written = block.replace('=runs/demo/sft/model"', '=tiny", "detector.max_new_tokens=32"')
     assert written != block
     exec(compile(written, "README.md", "exec"), {})
     said = capsys.readouterr().out
