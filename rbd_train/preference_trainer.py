@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
+from trl.models import prepare_deepspeed
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from rbd_train.errors import DataError
@@ -58,13 +59,21 @@ class PairTrainer(Steady, DPOTrainer):  # type: ignore[misc]
         module.eval()
         world, mine = self.accelerator.num_processes, self.accelerator.process_index
         batches = equal_batches([sum(len(row[key]) for key in IDS) for row in rows], batch, world)
-        model = self.model_wrapped if self.is_deepspeed_enabled else module
+        model = self._callable()
         found = []
         for part in batches[mine::world]:
             inputs = self._prepare_inputs(self.data_collator([rows[k] for k in part]))
             chosen, rejected = self.pair_sums(model, inputs)
             found += [(k, c, r) for k, c, r in zip(part, chosen.tolist(), rejected.tolist(), strict=True)]
         return once_each(gather_object(found), len(rows))
+
+    def _callable(self: Any) -> Any:
+        """Return what can be called: under DeepSpeed an engine, since ZeRO-3's own parameters are shards."""
+        if not self.is_deepspeed_enabled or self.model_wrapped is not self.model:
+            return self.model_wrapped if self.is_deepspeed_enabled else self.model
+        if self._precompute_engine is None:
+            self._precompute_engine = prepare_deepspeed(self.model, self.accelerator)
+        return self._precompute_engine
 
     def pair_sums(self, model: Any, inputs: dict[str, Any]) -> Any:
         """Return summed log-probabilities of chosen and rejected, each of shape (pairs,)."""
