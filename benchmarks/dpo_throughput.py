@@ -112,7 +112,7 @@ def theirs(side: str, source: str, data: list[dict[str, Any]], micro: int, folde
         "logging_steps": 1,
     }  # fmt: skip
     if side != "default":
-        equal |= {"precompute_ref_log_probs": True, "gradient_checkpointing": False, "bf16": side == "autocast"}
+        equal |= {"precompute_ref_log_probs": True, "activation_checkpointing": False, "bf16": side == "autocast"}
     if side == "weights":
         equal |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     return DPOTrainer(

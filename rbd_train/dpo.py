@@ -250,7 +250,7 @@ def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bo
         precompute_ref_batch_size=settings.reference_batch, max_length=None, disable_dropout=True,
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=cuda if settings.bf16 is None else settings.bf16, gradient_checkpointing=settings.recompute,
+        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
         use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
         report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
         save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
