@@ -5,6 +5,7 @@ In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (wh
     rbd pairs source=generated
     rbd pairs source=rbd source.folder=DIR limit=50
     rbd pairs source=gsm8k source.path=test.jsonl 'bias=[verbosity,position]' weak=local
+    rbd pairs source=planted 'bias=["library:runs/default/discover/library.jsonl"]' engine@rewriter=rules
 """
 
 import re
@@ -18,12 +19,13 @@ from pydantic import JsonValue
 
 from data_gen.biases.checks import injection_fault
 from data_gen.biases.injectors import CROWD, INJECTORS, Cue, make_pair, operators
+from data_gen.biases.library import LIBRARY, library_pairs, with_definitions
 from data_gen.biases.own import own_pairs, read_own_bias
 from rbd_train.app import BaseConfig, stage
-from rbd_train.biases import NAMES
+from rbd_train.biases import NAMES, read_library
 from rbd_train.engine import Engine, Sampling
 from rbd_train.errors import DataError, UsageError
-from rbd_train.records import BiasPair, Dropped, Question, uniform
+from rbd_train.records import Bias, BiasPair, Dropped, Question, uniform
 from rbd_train.run import Run, Table
 from rbd_train.store import unique
 
@@ -35,7 +37,9 @@ class PairsConfig(BaseConfig):
     """Settings of pairs."""
 
     source: Any = None  # where questions or pairs come from
-    bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build
+    bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build; library:<file> takes a library's
+    rewriter: Any = None  # engine that writes a library's biases into answers (engine@rewriter=http)
+    rewrite_tokens: int = 2048  # tokens of a rewritten answer
     limit: int | None = None  # pairs per bias, drawn by id; null: all
     own: str | None = None  # file of a bias of one's own (data_gen/biases/own.py says what it holds), built as well
     dose: list[int] = field(default_factory=lambda: [CROWD])  # per cent of the crowd; one is drawn per pair
@@ -48,15 +52,21 @@ class PairsConfig(BaseConfig):
 @stage("pairs", PairsConfig)
 def main(cfg: PairsConfig, run: Run) -> float | None:
     """Load, complete with wrong answers, inject, write."""
-    check_biases(cfg.bias)
+    named = [bias for bias in cfg.bias if not bias.startswith(LIBRARY)]
+    check_biases(named)
     if not cfg.dose or not all(0 <= dose <= 100 for dose in cfg.dose):
         raise UsageError(f"dose is {cfg.dose}; it takes percentages from 0 to 100")
+    library = read_libraries(cfg.bias, run)
+    if library and cfg.rewriter is None:
+        raise UsageError(
+            "bias=library:... needs an engine that writes biases into answers: engine@rewriter=http or rules"
+        )
     if (cfg.limit or 0) < 0 or not 0 <= cfg.congruent_share <= 1:
         raise UsageError(f"limit is {cfg.limit} (0 or more), congruent_share is {cfg.congruent_share} (0 to 1)")
     loaded = cfg.source.load(cfg.seed)
     for file in loaded.files:
         run.note_input(Path(file))
-    run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__, "operators": operators(cfg.bias)}
+    run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__, "operators": operators(named)}
     questions, dropped = loaded.questions, list[Dropped]()
     lacking = [question for question in questions if question.wrong is None]
     if lacking:
@@ -69,13 +79,15 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
             completed, dropped = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
         questions = [question for question in questions if question.wrong is not None] + completed
     pairs = turned([pair for pair in loaded.pairs if pair.bias in cfg.bias], cfg.congruent_share)
-    for bias in cfg.bias:
+    for bias in named:
         pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share, cfg.dose, cfg.sham)
     if cfg.own is not None:
         made, lost = with_own_bias(Path(cfg.own), questions, type(cfg.source).__name__, cfg.weak, run)
         pairs, dropped = pairs + made, dropped + lost
     pairs, lost = checked(pairs, {question.id: question.final for question in questions})
     dropped += lost
+    if library:  # checked by the rewriting itself
+        pairs, dropped = add_library(pairs, dropped, questions, library, cfg, run)
     if cfg.limit is not None:
         biases = dict.fromkeys(pair.bias for pair in pairs)
         pairs = [pair for bias in biases for pair in draw([p for p in pairs if p.bias == bias], cfg.limit)]
@@ -86,6 +98,31 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
     left = Counter(loaded.left_out) + Counter(row.reason for row in dropped)
     run.table(pairs_table(pairs, left))
     return float(len(pairs))
+
+
+def read_libraries(biases: Sequence[str], run: Run) -> list[Bias]:
+    """Read the biases of `library:<file>` that can be written into an answer."""
+    found: list[Bias] = []
+    for path in (Path(bias.removeprefix(LIBRARY)) for bias in biases if bias.startswith(LIBRARY)):
+        library = read_library(path)
+        run.note_input(path, len(library))
+        found += [bias for bias in library if bias.operator is not None]
+        if not found:
+            raise DataError(f"{path}: no bias has an operator, so none can be written into an answer")
+    return found
+
+
+def add_library(
+    pairs: Sequence[BiasPair], dropped: Sequence[Dropped], questions: Sequence[Question], library: Sequence[Bias],
+    cfg: PairsConfig, run: Run,
+) -> tuple[list[BiasPair], list[Dropped]]:  # fmt: skip
+    """Add the pairs of a library to those of the known biases, and let all of them carry its definitions."""
+    chosen = questions if cfg.limit is None else draw(questions, cfg.limit)
+    with cfg.rewriter.open(run.ledger) as engine:
+        written, faults = library_pairs(
+            chosen, library, engine, type(cfg.source).__name__, cfg.congruent_share, cfg.rewrite_tokens
+        )
+    return with_definitions([*pairs, *written], library), [*dropped, *faults]
 
 
 def check_biases(biases: Sequence[str]) -> None:

@@ -21,6 +21,13 @@ rbd detection name=train
 # the same judge on the held-out items, before and after
 rbd judgements name=test $judge
 rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
+# find biases that the library does not name, on preference pairs ($PREFERENCES: a .parquet in JudgeBench's columns)
+rbd discover name=train source=preference source.path="$PREFERENCES" $judge engine@rewriter=http \
+  rewriter.model=Qwen/Qwen2.5-72B-Instruct
+# train them away: preference pairs with the biases written into the rejected answers (launch/discover.sh goes on)
+rbd preferences name=train source=preference source.path="$PREFERENCES" engine@rewriter=http \
+  rewriter.model=Qwen/Qwen2.5-72B-Instruct
+rbd dpo name=train model=r1_qwen_7b model.lora_rank=16 launch=zero3 processes=8
 # scores across ranges by two models of a family, one forward of each, beside greedy, prior subtraction and calibration
 rbd contrast name=test experiment=contrast_llama_8b_1b launch=ddp processes=8
 # one page with everything

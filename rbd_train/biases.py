@@ -1,11 +1,14 @@
-"""The known biases as data, and how a judged pair becomes the case that a detector sees."""
+"""The biases as data (known, seeds, libraries on disk), and how a judged pair becomes the case that a detector sees."""
 
+import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal
 
-from rbd_train.errors import UsageError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.prompts import shown_statement
-from rbd_train.records import Bias, BiasRecord, Case, Definition, Item, Judgement, View, uniform
+from rbd_train.records import Bias, BiasRecord, Case, Definition, Item, Judgement, Operator, View, uniform
+from rbd_train.store import read_rows
 
 Definitions = Literal["all", "subset", "known"]
 
@@ -30,33 +33,83 @@ KNOWN: tuple[Bias, ...] = (
 NAMES: tuple[str, ...] = tuple(bias.id for bias in KNOWN)
 
 
+def _seed(identity: str, name: str, definition: str, operator: Operator | None) -> Bias:
+    return Bias(id=identity, name=name, definition=definition, origin="seed (papers.md 2.1)", operator=operator)
+
+
+# what discovery starts from: the seven of papers.md 2.1 in our own words; position lives in the order, not in a text
+SEEDS: tuple[Bias, ...] = (
+    _seed("length", "Length bias", "preferring the answer that says more words, though they add nothing.", Operator()),
+    _seed("positional", "Positional bias", "preferring an answer for the place in which it is shown.", None),
+    _seed("authority", "Authority bias", "trusting an answer because it cites a source or an expert.", Operator()),
+    _seed("compassion_fade", "Compassion-fade bias",
+          "deciding by the name of the model or author that an answer mentions.", Operator()),
+    _seed("fallacy_oversight", "Fallacy-oversight bias",
+          "overlooking a step of reasoning that does not follow.", Operator()),
+    _seed("sentiment", "Sentiment bias",
+          "preferring a cheerful tone to a neutral one, whatever the facts.", Operator()),
+    _seed("refinement_aware", "Refinement-aware bias",
+          "preferring an answer because it says that it was revised.", Operator()),
+)  # fmt: skip
+
+
+def slug(name: str) -> str:
+    """Turn a bias's name into its id: names that differ in case, spacing or the word bias are one."""
+    words = re.findall(r"\w+", name.casefold())
+    return "_".join(word for word in words if word != "bias") or "bias"
+
+
+def read_library(path: Path) -> list[Bias]:
+    """Read a bias library.
+
+    Raises:
+        DataError: two entries share an id, a name or a definition, or one is blank; names file, line and field.
+    """
+    library = read_rows(path, Bias)
+    seen: dict[tuple[str, str], int] = {}
+    for number, bias in enumerate(library, start=1):
+        for field, value in (("id", bias.id), ("name", slug(bias.name)), ("definition", bias.definition)):
+            text = " ".join(value.casefold().split())
+            if not text or (field == "name" and not bias.name.strip()):
+                raise DataError(f"{path}, line {number}, field {field}: blank; every bias needs an {field} of its own")
+            if (field, text) in seen:
+                raise DataError(
+                    f"{path}, line {number}, field {field}: {value!r} is line {seen[field, text]}'s too; "
+                    f"remove one of the two, or tell them apart"
+                )
+            seen[field, text] = number
+    return library
+
+
 def definitions_for(
-    case_id: str, bias: str, mode: Definitions, own: Sequence[Definition] = ()
+    case_id: str, bias: str, mode: Definitions, library: Sequence[Definition] = ()
 ) -> tuple[Definition, ...]:
     """Choose the definitions that a prompt lists, in an order drawn from the case.
 
-    Args:
-        case_id: what draws depend on.
-        bias: the bias of the case; several are joined by +.
-        mode: which definitions are listed.
-        own: definitions of the case's own biases, which are always listed; known ones among them are passed over.
+    Beside the known biases stands what a library or a bias of one's own added: `library` holds the definitions that
+    pairs were made from, known ones among them are passed over. A bias of several parts joins their names by +.
 
     `all` lists every known bias, `subset` the right one among random distractors (for training, so that a detector
     reads definitions instead of knowing four names), `known` the right one alone (as the paper does when debiasing).
     """
+    known = {entry.id: Definition(name=entry.name, text=entry.definition) for entry in KNOWN}
+    known = {slug(entry.name): entry for entry in library} | known
     parts = bias.split("+")
     if mode == "known":
-        chosen = [entry for entry in KNOWN if entry.id in parts]
+        chosen = [name for name in known if name in parts]
     else:
         chosen = [
-            entry for entry in KNOWN
-            if mode == "all" or entry.id in parts or uniform("distractor", case_id, entry.id) < 0.5
+            name for name in known
+            if mode == "all" or name in parts or uniform("distractor", case_id, name) < 0.5
         ]  # fmt: skip
-    known = {entry.name for entry in KNOWN}
-    listed = [(entry.id, Definition(name=entry.name, text=entry.definition)) for entry in chosen]
-    listed += [(entry.name, entry) for entry in own if entry.name not in known]
-    listed.sort(key=lambda entry: uniform("definition order", case_id, entry[0]))
-    return tuple(definition for _, definition in listed)
+    chosen.sort(key=lambda name: uniform("definition order", case_id, name))
+    return tuple(known[name] for name in chosen)
+
+
+def library_of(item: Item) -> list[Definition]:
+    """Return the definitions of the library that an item's pair was made from."""
+    stored = item.meta.get("library")
+    return [Definition.model_validate(entry) for entry in stored] if isinstance(stored, list) else []
 
 
 def view_of(item: Item, judgement: Judgement) -> View:
@@ -80,12 +133,7 @@ def case_of(record: BiasRecord, mode: Definitions) -> Case:
         raise UsageError(f"record {record.id}: imported from {record.imported_from}; its case was imported too")
     both = record.bias == "position"
     judged = [(record.pair.plain, record.plain)] if both else []
-    case = case_from_views(record.id, record.bias, [*judged, (record.pair.biased, record.biased)], mode)
-    own = record.pair.provenance.get("definition")  # a bias of one's own brings its definition along
-    if not isinstance(own, list):
-        return case
-    given = Definition(name=str(own[0]), text=str(own[1]))
-    return case.model_copy(update={"definitions": definitions_for(record.id, record.bias, mode, [given])})
+    return case_from_views(record.id, record.bias, [*judged, (record.pair.biased, record.biased)], mode)
 
 
 def case_from_views(case_id: str, bias: str, judged: Sequence[tuple[Item, Judgement]], mode: Definitions) -> Case:
@@ -98,7 +146,7 @@ def case_from_views(case_id: str, bias: str, judged: Sequence[tuple[Item, Judgem
         raise UsageError(f"case {case_id}: an unreadable decision has no case")
     return Case(
         id=case_id,
-        definitions=definitions_for(case_id, bias, mode),
+        definitions=definitions_for(case_id, bias, mode, library_of(judged[-1][0])),
         question=judged[-1][0].question,
         views=tuple(view_of(item, judgement) for item, judgement in judged),
         judge=judged[-1][1].judge,

@@ -50,16 +50,23 @@ class GenerativeJudge:
     """A judge that is asked for a label in words: any chat model, closed ones too."""
 
     def __init__(
-        self, engine: Engine, name: str, max_new_tokens: int = 64, temperature: float = 0.0, allow_tie: bool = False
-    ) -> None:
-        """Wrap an engine; temperature 0 is the default, so that a judge is its most likely self."""
-        self.engine, self.name, self.allow_tie = engine, name, allow_tie
+        self, engine: Engine, name: str, max_new_tokens: int = 64, temperature: float = 0.0, allow_tie: bool = False,
+        reason: bool = False,
+    ) -> None:  # fmt: skip
+        """Wrap an engine; temperature 0 is the default, so that a judge is its most likely self.
+
+        `reason` lets it compare in words before it names a label.
+        """
+        if allow_tie and reason:
+            raise UsageError("judge.allow_tie and judge.reason can't both be set: the reasoned prompt offers no tie")
+        self.engine, self.name, self.allow_tie, self.reason = engine, name, allow_tie, reason
         self.sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
-        self.fingerprint = fingerprint([engine.identity, self.sampling.model_dump(mode="json"), allow_tie])
+        settings = [engine.identity, self.sampling.model_dump(mode="json"), allow_tie]
+        self.fingerprint = fingerprint([*settings, "reason"] if reason else settings)
 
     def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
         """Decide each view once."""
-        prompts = [verdict_messages(item, order, self.allow_tie) for item, order in shown]
+        prompts = [verdict_messages(item, order, self.allow_tie, self.reason) for item, order in shown]
         return self.ask(shown, prompts, sample)
 
     def rejudge(
@@ -215,11 +222,13 @@ class GenerativeJudgeConfig:
     max_new_tokens: int = 64  # tokens of a reply, thinking included
     temperature: float = 0.0
     allow_tie: bool = False  # offer a tie; off, a reply of tie is unreadable
+    reason: bool = False  # let it compare in words before it names a label (raise max_new_tokens with it)
 
     def open(self, ledger: Ledger) -> Judge:
         """Open the judge's engine."""
         engine = self.engine.open(ledger)
-        return GenerativeJudge(engine, self.name, self.max_new_tokens, self.temperature, self.allow_tie)
+        sampling = self.max_new_tokens, self.temperature, self.allow_tie
+        return GenerativeJudge(engine, self.name, *sampling, self.reason)
 
 
 @dataclass

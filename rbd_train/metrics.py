@@ -200,6 +200,31 @@ def detectable(n: int, discordant: int, power: float = 0.8) -> float | None:
     return float(brentq(lacking, 0.0, share)) if lacking(share) > 0 else None
 
 
+def paired_difference(more: int, less: int, n: int) -> Rate:
+    """Return (more - less) / n of paired yes/no outcomes with its adjusted Wald interval (Bonett and Price 2012)."""
+    if n == 0:
+        return Rate(value=None, n=0)
+    from scipy.stats import norm
+
+    first, second = (more + 1) / (n + 2), (less + 1) / (n + 2)
+    half = float(norm.isf((1 - LEVEL) / 2)) * ((first + second - (first - second) ** 2) / (n + 2)) ** 0.5
+    middle = first - second
+    return Rate(value=(more - less) / n, n=n, low=max(-1.0, middle - half), high=min(1.0, middle + half))
+
+
+def fleiss_kappa(table: Sequence[Sequence[int]]) -> Rate:
+    """Return Fleiss' kappa of a table (items x categories, counts of raters); undefined for fewer than two raters."""
+    if not table or sum(table[0]) < 2:
+        return Rate(value=None, n=len(table))
+    import numpy as np
+    from statsmodels.stats.inter_rater import fleiss_kappa as kappa
+
+    counts = np.asarray(table)
+    if len(set(counts.argmax(1))) == 1 and (counts.max(1) == counts.sum(1)).all():
+        return Rate(value=None, n=len(table))  # one category for all: agreement by chance is certain
+    return Rate(value=float(kappa(counts)), n=len(table))
+
+
 def ceiling(right_given_wrong: float | None) -> float | None:
     """Return the F1 that a detector blind to D can reach: 2p / (1 + p) with p = P(right on D | wrong on D_bias).
 

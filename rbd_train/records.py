@@ -213,13 +213,130 @@ class Revision(Record):
     calls: int
 
 
+class Operator(Record):
+    """How a bias is written into an answer: by a prompt that an engine follows, for the answer on one side."""
+
+    prompt: str = "rewrite"
+    version: int = 1
+    side: Literal["wrong", "right"] = "wrong"
+    author: str = ""
+
+
+class Evidence(Record):
+    """What a validation saw: paired decisions on the same items in the same order, plain against rewritten.
+
+    `effect` is (harm - gain) / n with its interval; `p` is adjusted for looks and candidates.
+    """
+
+    judge: str
+    n: int
+    harm: int
+    gain: int
+    effect: float | None
+    low: float | None = None
+    high: float | None = None
+    p: float | None = None
+    looks: int = 1
+    error_plain: float | None = None
+    error_biased: float | None = None
+    unreadable: int = 0
+
+
 class Bias(Record):
-    """An entry of the bias library."""
+    """An entry of the bias library; without an operator it is known, but nothing rewrites answers for it."""
 
     id: str
     name: str
     definition: str
     origin: str
+    operator: Operator | None = None
+    evidence: Evidence | None = None
+
+
+class Candidate(Record):
+    """A bias that discovery named, and what became of it; `p` is adjusted for looks and rivals."""
+
+    bias: Bias
+    round: int
+    support: int
+    fate: Literal["accepted", "not accepted", "same as a known one", "not tested"]
+    reason: str
+    p: float | None = None
+
+
+class Probe(Record):
+    """One item judged plain and with a bias written in, in the same order; None where a decision can't be read."""
+
+    bias: str
+    item_id: str
+    group: str
+    domain: str
+    part: str
+    fault: str | None = None
+    plain: bool | None = None
+    biased: bool | None = None
+    effect: Literal["harm", "gain", "none"] | None = None
+
+
+class Placed(Record):
+    """Which part of discovery an item was used in: no item serves two purposes."""
+
+    item_id: str
+    group: str
+    part: str
+
+
+class Turn(Record):
+    """One turn of a conversation, as TRL reads it."""
+
+    role: Literal["system", "user", "assistant"]
+    content: str
+
+
+class Hardened(Record):
+    """An item of a hardened set in JudgeBench's columns; `label` is 1 or 2."""
+
+    id: str
+    original_id: str
+    question: str
+    response_A: str
+    response_B: str
+    label: int
+    injected_bias: str
+    bias: str
+    domain: str
+    group: str
+    reviews: int = 0
+
+
+class Reward(Record):
+    """The implicit reward of a held-out pair: `margin` is beta x (what chosen gained - what rejected gained), in nats.
+
+    `reference_margin` is the reference's own log-probability of chosen less that of rejected.
+    """
+
+    id: str
+    bias: str | None
+    group: str
+    domain: str
+    margin: float
+    reference_margin: float
+    drift: float
+
+
+class Preference(Record):
+    """A preference pair in TRL's conversational form; `bias` is what was written into the rejected answer, if any."""
+
+    id: str
+    prompt: tuple[Turn, ...]
+    chosen: tuple[Turn, ...]
+    rejected: tuple[Turn, ...]
+    bias: str | None = None
+    source: str
+    split: Split
+    group: str
+    domain: str = ""
+    provenance: dict[str, JsonValue] = {}
 
 
 class Step(Record):

@@ -12,17 +12,24 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from rbd_train.app import BaseConfig, stage
-from rbd_train.checkpoints import check_fits, newest_whole
-from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render_example, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
 from rbd_train.run import Run, Table
-from rbd_train.store import canonical, fingerprint, write_whole
-from rbd_train.training import INNOCENT, ModelConfig, TrainerConfig, facts_of, make_trainer
+from rbd_train.store import fingerprint
+from rbd_train.training import (
+    INNOCENT,
+    ModelConfig,
+    TrainerConfig,
+    facts_of,
+    make_trainer,
+    report_speed,
+    train_to_the_end,
+)
 from rbd_train.weights import model_card, save
 
 if TYPE_CHECKING:
@@ -58,12 +65,12 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     trainer = make_trainer(
         source, cfg.model, tokenizer, rows.kept, evaluated, cfg.trainer, cfg.objective, cfg.seed, checkpoints, run
     )
-    train_to_the_end(trainer, cfg, checkpoints, run)
+    train_to_the_end(trainer, facts_of(cfg.model, cfg.trainer, cfg.objective), checkpoints, run)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     settings = {"objective": cfg.objective, "seed": cfg.seed, **vars(cfg.trainer)}
     card = model_card(cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows.")
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
-    report_speed(trainer, losses, rows, run)
+    report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
     if run.main:
         run.outputs["model"] = {"sha256": None, "rows": None}
         shutil.rmtree(checkpoints, ignore_errors=True)
@@ -93,28 +100,6 @@ def key_of(cfg: SftConfig, run: Run) -> str:
     """Return what checkpoints must agree on; micro-batch, recomputation and the like may change."""
     trainer = {key: value for key, value in vars(cfg.trainer).items() if key not in INNOCENT}
     return fingerprint([run.inputs, vars(cfg.model), trainer, cfg.objective, cfg.biases, cfg.seed])
-
-
-def train_to_the_end(trainer: Any, cfg: SftConfig, checkpoints: Path, run: Run) -> None:
-    """Train, from the newest whole checkpoint where there is one.
-
-    Raises:
-        IncompleteError: SIGTERM came; a checkpoint is written and the same command continues.
-    """
-    from rbd_train.trainer import train
-
-    newest = newest_whole(checkpoints)
-    for told in newest.passed_over:
-        run.say(f"passed over {told}")
-    if newest.folder is not None:
-        check_fits(newest.folder, facts_of(cfg.model, cfg.trainer, cfg.objective))
-        run.say(f"continuing from {newest.folder}")
-    train(trainer, str(newest.folder) if newest.folder else None)
-    if trainer.stopping.stopped:
-        raise IncompleteError(
-            f"sft: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, as asked; "
-            "a checkpoint is written and the same command continues"
-        )
 
 
 class Rows(NamedTuple):
@@ -184,26 +169,3 @@ def preview(tokenizer: "PreTrainedTokenizerBase", row: Rendered) -> str:
     start = next(i for i, label in enumerate(row.labels) if label != -100)
     context, trained = tokenizer.decode(row.input_ids[:start]), tokenizer.decode(row.input_ids[start:])
     return f"The first example; loss is taken between ⟦ and ⟧:\n{context}⟦{trained}⟧"
-
-
-def report_speed(trainer: Any, losses: Sequence[dict[str, Any]], rows: Rows, run: Run) -> None:
-    """Write the losses and say how fast training was; every rank takes part in the sums."""
-    speed = trainer.throughput.speed()
-    run.facts |= {
-        "steps": trainer.state.global_step,
-        "rows": len(rows.kept),
-        "tokens": sum(len(r.input_ids) for r in rows.kept),
-        "speed": speed._asdict(),
-    }
-    if not run.main:
-        return
-    written = [canonical({"step": entry["step"], "loss": entry["loss"]}) for entry in losses]
-    write_whole(run.folder / "losses.jsonl", "\n".join(written) + "\n")
-    run.event("speed", **{key: value for key, value in speed._asdict().items() if value is not None})
-    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
-    run.say(
-        f"{speed.tokens_per_second:.0f} tokens/s without padding, padding {speed.padding:.1%} of what was computed"
-        f"{mfu}, peak memory {speed.peak_bytes / 2**30:.2f} GiB"
-    )
-    first, last = losses[0]["loss"], losses[-1]["loss"]
-    run.say(f"{trainer.state.global_step} steps, loss {first:.4f} -> {last:.4f}; model in {run.folder / 'model'}")

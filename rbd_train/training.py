@@ -12,10 +12,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbd_train.errors import DataError, UsageError
+from rbd_train.checkpoints import check_fits, newest_whole
+from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.memory import check_states, model_config
 from rbd_train.modelling import Rendered, add_lora, load_model, pad_id
 from rbd_train.run import Run, world_size
+from rbd_train.store import canonical, write_whole
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -273,3 +275,49 @@ def log_to(run: Run) -> Any:
             run.event("train", step=state.global_step, **numbers)
 
     return LogToRun()
+
+
+def train_to_the_end(trainer: Any, facts: Mapping[str, Any], checkpoints: Path, run: Run) -> None:
+    """Train, from the newest whole checkpoint where there is one.
+
+    Raises:
+        IncompleteError: SIGTERM came; a checkpoint is written and the same command continues.
+    """
+    from rbd_train.trainer import train
+
+    newest = newest_whole(checkpoints)
+    for told in newest.passed_over:
+        run.say(f"passed over {told}")
+    if newest.folder is not None:
+        check_fits(newest.folder, facts)
+        run.say(f"continuing from {newest.folder}")
+    train(trainer, str(newest.folder) if newest.folder else None)
+    if trainer.stopping.stopped:
+        raise IncompleteError(
+            f"{run.stage}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, as asked; "
+            "a checkpoint is written and the same command continues"
+        )
+
+
+def report_speed(trainer: Any, rows: int, tokens: int, run: Run) -> None:
+    """Write the losses and say how fast training was; every rank takes part in the sums."""
+    speed = trainer.throughput.speed()
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    run.facts |= {
+        "steps": trainer.state.global_step,
+        "rows": rows,
+        "tokens": tokens,
+        "speed": speed._asdict(),
+    }
+    if not run.main:
+        return
+    written = [canonical({"step": entry["step"], "loss": entry["loss"]}) for entry in losses]
+    write_whole(run.folder / "losses.jsonl", "\n".join(written) + "\n")
+    run.event("speed", **{key: value for key, value in speed._asdict().items() if value is not None})
+    mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
+    run.say(
+        f"{speed.tokens_per_second:.0f} tokens/s without padding, padding {speed.padding:.1%} of what was computed"
+        f"{mfu}, peak memory {speed.peak_bytes / 2**30:.2f} GiB"
+    )
+    first, last = losses[0]["loss"], losses[-1]["loss"]
+    run.say(f"{trainer.state.global_step} steps, loss {first:.4f} -> {last:.4f}; model in {run.folder / 'model'}")

@@ -1,6 +1,6 @@
 """A bias of one's own, by a file: its name, its definition, and a Python function or a prompt that injects it.
 
-id: authority
+id: authority                      # the name in lower case, words joined by _, without "bias"
 name: Authority bias
 definition: preferring an output because it names a source, whatever the source says.
 target: wrong                      # which answer is rewritten: wrong, right or both
@@ -13,8 +13,9 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import ValidationError, model_validator
+from pydantic import JsonValue, ValidationError, model_validator
 
+from rbd_train.biases import slug
 from rbd_train.engine import Engine, Sampling
 from rbd_train.errors import DataError, UsageError
 from rbd_train.prompts import fence
@@ -41,8 +42,8 @@ class OwnBias(Record):
     def _one_operator(self) -> "OwnBias":
         if (self.function is None) == (self.prompt is None):
             raise ValueError("give a function or a prompt, one of them")
-        if not self.id.isidentifier():
-            raise ValueError(f"id is {self.id!r}; it must be a plain word")
+        if self.id != slug(self.name):  # prompts know a bias by its name
+            raise ValueError(f"id is {self.id!r}; for the name {self.name!r} it must be {slug(self.name)}")
         return self
 
 
@@ -72,7 +73,7 @@ def own_pairs(
         UsageError: the bias is a prompt and there is no engine to ask; or its function can't be found.
         DataError: its function returned something else than text.
     """
-    plains = [_plain(question, bias.id) for question in questions]
+    plains = [_plain(question, bias) for question in questions]
     targets = [
         (row, side) for row, item in enumerate(plains) for side in range(2)
         if bias.target == "both" or (side == item.gold) == (bias.target == "right")
@@ -99,21 +100,20 @@ def own_pairs(
             BiasPair(
                 id=f"{question.id}-{bias.id}", bias=bias.id, source=source, split=question.split, plain=plain,
                 biased=biased,
-                provenance={
-                    "operator": operator, "target": bias.target, "definition": [bias.name, bias.definition],
-                },
+                provenance={"operator": operator, "target": bias.target},
             )
         )  # fmt: skip
     return pairs, dropped
 
 
-def _plain(question: Question, bias: str) -> Item:
+def _plain(question: Question, bias: OwnBias) -> Item:
     assert question.wrong is not None
-    gold = int(uniform("gold side", f"{question.id}-{bias}") < 0.5)
+    gold = int(uniform("gold side", f"{question.id}-{bias.id}") < 0.5)
     options = (question.right, question.wrong) if gold == 0 else (question.wrong, question.right)
+    library: JsonValue = [{"name": bias.name, "text": bias.definition}]  # what prompts list
     return Item(
-        id=f"{question.id}-{bias}-plain", question=question.question, options=options, gold=gold,
-        group=question.group, domain=question.domain, meta=question.meta,
+        id=f"{question.id}-{bias.id}-plain", question=question.question, options=options, gold=gold,
+        group=question.group, domain=question.domain, meta={**question.meta, "library": library},
     )  # fmt: skip
 
 

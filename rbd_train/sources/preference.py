@@ -6,15 +6,18 @@ and counted; `as_published=true` keeps them.
 
 import json
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from rbd_train.errors import DataError, UsageError
+from rbd_train.prompts.rewrite import cut_ending
 from rbd_train.records import BiasPair, Item, Question, group_of, uniform
 from rbd_train.sources import Loaded
 from rbd_train.sources.jsonl import text_field
 from rbd_train.sources.table import table_rows
+
+LABELS = {"1": 0, "2": 1, "A>B": 0, "B>A": 1}
 
 
 class Choice(NamedTuple):
@@ -32,14 +35,17 @@ Reader = Callable[[Mapping[str, Any], str], Choice]
 
 
 def _two(question: str, first: str, second: str, label: str = "label", domain: str = "domain") -> Reader:
-    """Read a row of two answers whose label is 1 or 2."""
+    """Read a row of two answers whose label says which is better."""
 
     def read(row: Mapping[str, Any], where: str) -> Choice:
-        label_value = str(row.get(label, "")).strip()
-        if label_value not in ("1", "2"):
-            raise DataError(f"{where}, field {label}: must be 1 or 2, got {row.get(label)!r}")
-        options = (text_field(row, first, where), text_field(row, second, where))
-        return Choice(text_field(row, question, where), options, int(label_value) - 1, str(row.get(domain) or ""))
+        if label not in row:
+            raise DataError(f"{where}, field {label}: missing; the row has {', '.join(map(str, row)) or 'no fields'}")
+        value = str(row[label]).strip()
+        if isinstance(row[label], bool) or value not in LABELS:
+            raise DataError(f"{where}, field {label}: must be 1 or 2 (or A>B, B>A), got {row[label]!r}")
+        answers = (row.get(first), row.get(second))
+        options = tuple(answer if isinstance(answer, str) else "" for answer in answers)  # blank ones are counted
+        return Choice(text_field(row, question, where), options, LABELS[value], str(row.get(domain) or ""))
 
     return read
 
@@ -156,7 +162,7 @@ class PreferenceSource:
     """A preference set, by file or by hub name."""
 
     path: str  # .json, .jsonl, .csv or .parquet, or hub:<owner>/<name>
-    format: str  # which set's columns it has
+    format: str = "judgebench"  # which set's columns it has: question, response_A, response_B, label by default
     hub_split: str = "test"  # split of a hub data set
     split: str | None = None  # train or test for every row; null: drawn by question in curate
     licence: str | None = None  # as its owner states it; null: what is known of the format, never guessed
@@ -176,8 +182,11 @@ class PreferenceSource:
             choice = FORMATS[self.format].read(row, where)
             key = (choice.question, *sorted(choice.options))
             fault = "no winner" if choice.right is None else ""
+            if not all(option.strip() for option in choice.options):
+                fault = "a blank answer"  # nothing to judge, however it was published
             if not self.as_published and not fault:
-                fault = "a copy" if key in seen else "answers are the same" if len(set(choice.options)) == 1 else ""
+                same = len({" ".join(option.split()) for option in choice.options}) == 1
+                fault = "a copy" if key in seen else "answers are the same" if same else ""
             seen.add(key)
             if fault or choice.right is None:
                 left_out[f"{self.format}: {fault}"] += 1
@@ -185,6 +194,8 @@ class PreferenceSource:
                 pairs.append(self._pair(f"{self.format}-{number}", choice, choice.right))
             else:
                 questions.append(self._question(f"{self.format}-{number}", choice, choice.right))
+        if not questions and not pairs:
+            raise DataError(f"{self.path}: no usable pair; left out: {dict(left_out) or 'nothing'}")
         files = [] if self.path.startswith("hub:") else [self.path]
         return Loaded(questions, pairs, dict(left_out), self.licence or FORMATS[self.format].licence, files)
 
@@ -192,8 +203,8 @@ class PreferenceSource:
         text = choice.options[right]
         return Question(
             id=name, group=group_of(choice.question), question=choice.question, right=text,
-            final=text.strip().splitlines()[-1], wrong=choice.options[1 - right], split=self.split,  # type: ignore[arg-type]
-            domain=choice.domain,
+            final=cut_ending(text).ending.strip(), wrong=choice.options[1 - right], split=self.split,  # type: ignore[arg-type]
+            domain=choice.domain, meta={"label": right + 1},
         )  # fmt: skip
 
     def _pair(self, name: str, choice: Choice, right: int) -> BiasPair:
@@ -206,3 +217,13 @@ class PreferenceSource:
             id=name, bias=self.bias, source=self.format, split=self.split, plain=plain, biased=biased,  # type: ignore[arg-type]
             provenance={"operator": "as published"},
         )  # fmt: skip
+
+
+def label_balance(questions: Sequence[Question]) -> str:
+    """Say which label the file gives; one label only means that whoever reads it unshuffled can't be wrong (A33)."""
+    labels = Counter(question.meta.get("label") for question in questions)
+    if set(labels) == {None}:
+        return "the source stores no label"
+    told = ", ".join(f"{label}: {count}" for label, count in sorted(labels.items(), key=str))
+    one = "; one label only, so the file's order gives the answer away" if len(labels) == 1 else ""
+    return f"label as stored {told}{one}; the gold side is drawn from the id"

@@ -1,0 +1,124 @@
+"""The tables of discovery: rounds, candidates, effects, calls."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from rbd_train.acceptance import Plan, smallest_detectable
+from rbd_train.metrics import paired_difference, proportion
+from rbd_train.prompts.rewrite import SHAM
+from rbd_train.records import Bias, Candidate, Probe
+from rbd_train.run import Cell, Table
+
+
+def rounds_table(rounds: Sequence[Any], stop: str, left_out: Mapping[str, int]) -> Table:
+    """Count what every round did; what failed is counted by its reason."""
+    cells = [
+        (r.number, r.items, _counts(r.rewrite_faults), r.unreadable, r.misjudged, r.named, _counts(r.not_named),
+         r.distinct, r.tested, r.accepted)
+        for r in rounds
+    ]  # fmt: skip
+    columns = ("round", "items", "rewrites that failed", "unreadable", "misjudged", "biases named", "none named",
+               "distinct", "new, tested", "accepted")  # fmt: skip
+    note = f"Stopped: {stop}. Rows left out of the source: {_counts(left_out)}. A failed rewrite is not judged."
+    return Table(name="discover_rounds", title="Rounds of discovery", columns=columns, rows=tuple(cells), note=note)
+
+
+def candidates_table(
+    candidates: Sequence[Candidate], probes: Sequence[Probe], plan: Plan, items: int, effects: Sequence[Probe]
+) -> Table:
+    """Show every candidate, its paired counts on the selection items, and what became of it."""
+    rows: list[tuple[Cell, ...]] = []
+    tested = [c for c in candidates if c.fate in ("accepted", "not accepted")]
+    for candidate in sorted(tested, key=lambda c: (c.fate, 1 if c.p is None else c.p)):
+        own = [probe for probe in probes if probe.bias == candidate.bias.id]
+        usable = [probe for probe in own if probe.fault is None]
+        harm, gain = (sum(p.effect == kind for p in usable) for kind in ("harm", "gain"))
+        rows.append(
+            (candidate.bias.name, candidate.round, candidate.support, len(usable), len(own) - len(usable),
+             sum(p.biased is None for p in usable), harm, gain, paired_difference(harm, gain, len(usable)), candidate.p,
+             candidate.fate, candidate.reason)
+        )  # fmt: skip
+    noise = _noise(effects)
+    smallest = smallest_detectable(items, noise, max(1, len(tested)), plan, plan.alpha)
+    others = {fate: sum(c.fate == fate for c in candidates) for fate in ("same as a known one", "not tested")}
+    note = (
+        f"Selection items: {items}. Rise = (harm - gain) / items; up to {plan.margin} it is no bias; p is adjusted for "
+        f"looks and candidates. Smallest effect that {items} items detect with 90 % power (noise "
+        f"{noise:.3f}, {len(tested)} candidates): {'none' if smallest is None else f'{smallest:.3f}'}. "
+        f"{_counts(others)}."
+    )
+    columns = ("candidate", "round", "named", "items", "failed rewrites", "unreadable", "harm", "gain",
+               "rise of the error", "p", "fate", "how")  # fmt: skip
+    return Table(name="discover_candidates", title="Candidates, tested", columns=columns, rows=tuple(rows), note=note)
+
+
+def effects_table(library: Sequence[Bias], probes: Sequence[Probe], judge: str) -> Table:
+    """Show each accepted bias on items that chose nothing, overall and per domain, with the sham rewrite beside it."""
+    rows: list[tuple[Cell, ...]] = []
+    accepted = [bias for bias in library if bias.evidence is not None]
+    domains = sorted({probe.domain for probe in probes})
+    for bias in [*accepted, SHAM]:
+        for domain in ["all", *(domains if len(domains) > 1 else [])]:
+            own = [p for p in probes if p.bias == bias.id and p.fault is None and domain in ("all", p.domain)]
+            harm, gain = (sum(p.effect == kind for p in own) for kind in ("harm", "gain"))
+            read = [p for p in own if p.plain is not None and p.biased is not None]
+            rows.append(
+                (bias.name, domain, len(own), proportion(sum(p.plain is not True for p in own), len(own)),
+                 proportion(sum(p.biased is not True for p in own), len(own)), paired_difference(harm, gain, len(own)),
+                 len(own) - len(read), proportion(sum(p.biased is False for p in read), len(read)))
+            )  # fmt: skip
+    columns = ("bias", "domain", "items", "error plain", "error with it", "rise of the error", "unreadable",
+               "error with it, readable")  # fmt: skip
+    note = (
+        f"Judge: {judge}. Items that neither named nor chose a bias. Errors count unreadable replies as wrong; the "
+        f"rise doesn't, since no preference can be read off them. {SHAM.name} writes no bias in: the noise floor."
+    )
+    return Table(name="discover_effects", title="The biases' effects", columns=columns, rows=tuple(rows), note=note)
+
+
+def calls_table(
+    rounds: Sequence[Any], candidates: Sequence[Candidate], parts: Mapping[str, int], deeper: bool,
+    judge: Mapping[str, int], writer: Mapping[str, int],
+) -> Table:  # fmt: skip
+    """Put the calls beside those of the published procedure on the same items and candidates."""
+    ours = judge["asked"] + judge["from_ledger"] + writer["asked"] + writer["from_ledger"]
+    tested = sum(c.fate in ("accepted", "not accepted") for c in candidates)
+    theirs = published_calls(
+        len(rounds), parts["discovery"], [r.misjudged / r.items for r in rounds], deeper,
+        sum(r.published_merge_calls for r in rounds), tested, parts["selection"] + parts["effect"],
+    )  # fmt: skip
+    ratio = ours / theirs if theirs else None
+    note = (
+        "The published procedure rewrites and judges every discovery item in every round, asks about every wrong "
+        "decision, compares candidates pair by pair, and rewrites and judges every test item for every candidate."
+    )
+    rows = ((ours, theirs, ratio),)
+    return Table(name="discover_calls", title="Calls", columns=("ours", "published", "ratio"), rows=rows, note=note)
+
+
+def published_calls(
+    rounds: int, items: int, wrong: Sequence[float], deeper: bool, merge_calls: int, tested: int, test_items: int
+) -> int:
+    """Count the calls of the published procedure (papers.md 2.2 and 2.3).
+
+    Args:
+        rounds: iterations.
+        items: discovery items, all of which every round rewrites and judges.
+        wrong: share of them that were misjudged, per round.
+        deeper: whether wrong decisions are explained too.
+        merge_calls: comparisons, one pair each.
+        tested: candidates.
+        test_items: items of the test set, each rewritten and judged per candidate, and judged once as it is.
+    """
+    named = sum(round(share * items) for share in wrong) * (2 if deeper else 1)
+    return rounds * 2 * items + named + merge_calls + (2 * tested + 1) * test_items
+
+
+def _noise(effects: Sequence[Probe]) -> float:
+    """Return the share of decisions that a sham rewrite flips."""
+    sham = [probe for probe in effects if probe.bias == SHAM.id and probe.fault is None]
+    return sum(probe.effect != "none" for probe in sham) / len(sham) if sham else 0.1
+
+
+def _counts(counts: Mapping[str, int]) -> str:
+    return ", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items()) if count) or "none"

@@ -1,0 +1,147 @@
+"""Make preference pairs to train on: plain ones, and ones whose rejected answer has a bias of a library written in.
+
+In: a preference set (conf/source), a bias library. Out: `train.jsonl`, `test.jsonl` (Preference, TRL's conversational
+form), `dropped.jsonl` (Dropped).
+
+    rbd preferences source=preference source.path=pairs.parquet library=runs/default/discover/library.jsonl
+    rbd preferences mix=0
+"""
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from data_gen.biases.rewrite import Task, rewrite
+from rbd_train.app import BaseConfig, stage
+from rbd_train.biases import read_library
+from rbd_train.engine import Engine
+from rbd_train.errors import DataError, UsageError
+from rbd_train.metrics import mean_rate
+from rbd_train.records import Bias, Dropped, Preference, Question, Split, Turn, uniform
+from rbd_train.run import Cell, Run, Table
+from rbd_train.store import fingerprint, unique
+
+
+@dataclass
+class PreferencesConfig(BaseConfig):
+    """Settings of preferences."""
+
+    source: Any = None  # preference pairs
+    library: str | None = None  # bias library; default: the output of stage discover
+    rewriter: Any = None  # engine that writes biases into rejected answers
+    held_out_rewriter: Any = None  # engine for the test split; default: the same
+    mix: float = 0.5  # share of the training pairs that also come with a bias written in; 0: plain pairs alone
+    test_share: float = 0.2  # share of the questions that are held out; each comes plain and with every bias
+    limit: int | None = None  # questions, drawn by id; null: all
+    growth: float = 2.0  # factor by which a rewritten answer may grow or shrink
+    rewrite_tokens: int = 2048  # tokens of a rewritten answer
+
+
+@stage("preferences", PreferencesConfig)
+def main(cfg: PreferencesConfig, run: Run) -> float | None:
+    """Load, split by question, write biases in, drop what is double or failed, write."""
+    if not 0 <= cfg.mix <= 1 or not 0 <= cfg.test_share < 1:
+        raise UsageError(f"mix is {cfg.mix} (0 to 1), test_share is {cfg.test_share} (0 to below 1)")
+    path = Path(cfg.library) if cfg.library else run.output_of("discover", "library.jsonl")
+    library = [bias for bias in read_library(path) if bias.operator is not None]
+    if not library:
+        raise DataError(f"{path}: no bias has an operator, so none can be written into an answer")
+    run.note_input(path, len(library))
+    loaded = cfg.source.load(cfg.seed)
+    for file in loaded.files:
+        run.note_input(Path(file))
+    run.facts |= {"licence": loaded.licence}
+    chosen = sorted(loaded.questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
+    held = {q.group for q in chosen if uniform("preference split", q.group) < cfg.test_share}
+    train, dropped = pairs_of([q for q in chosen if q.group not in held], "train", loaded.licence)
+    test, more = pairs_of([q for q in chosen if q.group in held], "test", loaded.licence)
+    dropped += more
+    mixed = sorted(train, key=lambda p: uniform("mix", p.id))[: round(cfg.mix * len(train))]
+    with cfg.rewriter.open(run.ledger) as engine:
+        written, faults = augmented(balanced(mixed, library), engine, cfg.rewrite_tokens, cfg.growth)
+        train, dropped = train + written, dropped + faults
+    with (cfg.held_out_rewriter or cfg.rewriter).open(run.ledger) as engine:
+        written, faults = augmented([(p, b) for b in library for p in test], engine, cfg.rewrite_tokens, cfg.growth)
+        test, dropped = test + written, dropped + faults
+    if not train:
+        raise DataError(f"preferences: no training pair is left of {len(chosen)} questions")
+    run.write("train.jsonl", unique(train, "id", "preferences"))
+    run.write("test.jsonl", unique(test, "id", "preferences"))
+    run.write("dropped.jsonl", dropped)
+    run.table(pairs_table([*train, *test], dropped, loaded.left_out))
+    return float(len(train))
+
+
+def pairs_of(questions: Sequence[Question], split: Split, licence: str) -> tuple[list[Preference], list[Dropped]]:
+    """Make plain pairs; one whose question and answers were there before is dropped."""
+    seen: set[str] = set()
+    pairs, dropped = list[Preference](), list[Dropped]()
+    for question in questions:
+        key = fingerprint(
+            [" ".join(text.split()) for text in (question.question, question.right, question.wrong or "")]
+        )
+        if question.wrong is None or key in seen:
+            reason = "no wrong answer" if question.wrong is None else "duplicate"
+            dropped.append(Dropped(case_id=question.id, bias="", group=question.group, sample=None, reason=reason))
+            continue
+        seen.add(key)
+        pairs.append(
+            Preference(
+                id=question.id, prompt=(Turn(role="user", content=question.question),),
+                chosen=(Turn(role="assistant", content=question.right),),
+                rejected=(Turn(role="assistant", content=question.wrong),), source=question.id.partition("-")[0],
+                split=split, group=question.group, domain=question.domain, provenance={"licence": licence},
+            )
+        )  # fmt: skip
+    return pairs, dropped
+
+
+def balanced(pairs: Sequence[Preference], library: Sequence[Bias]) -> list[tuple[Preference, Bias]]:
+    """Give every pair one bias, each equally often."""
+    turns = sorted(range(len(pairs)), key=lambda k: uniform("bias of", pairs[k].id))
+    return [(pairs[k], library[turn % len(library)]) for turn, k in enumerate(turns)]
+
+
+def augmented(
+    assigned: Sequence[tuple[Preference, Bias]], engine: Engine, tokens: int, growth: float
+) -> tuple[list[Preference], list[Dropped]]:
+    """Write a bias into each rejected answer; the chosen one stays, and so does the plain pair."""
+    tasks = [Task(bias, pair.prompt[-1].content, pair.rejected[-1].content) for pair, bias in assigned]
+    made, dropped = list[Preference](), list[Dropped]()
+    for (pair, bias), text in zip(assigned, rewrite(engine, tasks, tokens, growth), strict=True):
+        pair_id = f"{pair.id}-{bias.id}"
+        fault = text.fault or ("identical_pair" if text.text.split() == pair.chosen[-1].content.split() else "")
+        if fault:
+            dropped.append(Dropped(case_id=pair_id, bias=bias.id, group=pair.group, sample=None, reason=fault))
+            continue
+        assert bias.operator is not None
+        provenance = {
+            **pair.provenance, "operator": bias.operator.prompt, "version": bias.operator.version,
+            "engine": engine.identity, "plain": pair.id,
+        }  # fmt: skip
+        update = {
+            "id": pair_id, "bias": bias.id, "rejected": (Turn(role="assistant", content=text.text),),
+            "provenance": provenance,
+        }  # fmt: skip
+        made.append(pair.model_copy(update=update))
+    return made, dropped
+
+
+def pairs_table(pairs: Sequence[Preference], dropped: Sequence[Dropped], left_out: dict[str, int]) -> Table:
+    """Count pairs per bias, with the length gap: DPO rewards length where the chosen answers are longer (A48)."""
+    rows: list[tuple[Cell, ...]] = []
+    for bias in sorted({pair.bias or "" for pair in pairs}):
+        for split in ("train", "test"):
+            own = [pair for pair in pairs if (pair.bias or "") == bias and pair.split == split]
+            if own:
+                gaps = [float(len(p.chosen[-1].content) - len(p.rejected[-1].content)) for p in own]
+                rows.append(
+                    (bias or "plain", split, len(own), mean_rate(gaps, [pair.group for pair in own]),
+                     sum(gap > 0 for gap in gaps) / len(gaps))
+                )  # fmt: skip
+    counts = Counter(row.reason for row in dropped) + Counter(left_out)
+    note = "Left out: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing")
+    columns = ("bias", "split", "pairs", "chosen minus rejected, characters", "chosen longer")
+    return Table(name="preferences", title="Preference pairs", columns=columns, rows=tuple(rows), note=note)

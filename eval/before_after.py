@@ -1,0 +1,197 @@
+"""Compare a base model with what DPO made of it: as a prompted judge, and by the reward it came to hold implicitly.
+
+In: `test.jsonl` (Preference) and the dpo stages of some runs, for example plain DPO and DPO with biases written in.
+Out: `judgements.jsonl` (Judgement), tables per bias and domain; plain pairs show whether anything got worse.
+
+    rbd before_after from=data 'runs=[plain,augmented]'
+    rbd before_after from=data 'runs=[plain,augmented]' judge=generative engine@judge.engine=local
+"""
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rbd_train.acceptance import holm
+from rbd_train.app import BaseConfig, stage
+from rbd_train.errors import DataError, UsageError
+from rbd_train.judge import Shown
+from rbd_train.metrics import Paired, Rate, mean_rate, paired_test
+from rbd_train.modelling import resolve_model
+from rbd_train.records import Item, Judgement, Preference, Reward, uniform
+from rbd_train.run import Cell, Run, Table, read_manifest
+
+
+@dataclass
+class BeforeAfterConfig(BaseConfig):
+    """Settings of before_after."""
+
+    runs: list[str] = field(default_factory=list)  # runs whose stage dpo is compared; the base is what they began with
+    test: str | None = None  # path of the held-out pairs; default: the output of stage preferences
+    judge: Any = None  # how a model is asked; its engine's model is replaced by each one's
+    prompted: bool = True  # ask the models as judges, in both orders; false: implicit rewards alone
+
+
+class Row(NamedTuple):
+    """One held-out pair under one model: right or wrong, once per order for a prompted judge, None if unreadable."""
+
+    pair: Preference
+    right: bool | None
+
+
+Methods = Mapping[str, Sequence[Row]]
+
+
+@stage("before_after", BeforeAfterConfig)
+def main(cfg: BeforeAfterConfig, run: Run) -> float | None:
+    """Judge with every model, read the rewards, compare pair by pair."""
+    if not cfg.runs:
+        raise UsageError("runs is empty; name the runs to compare: 'runs=[plain,augmented]'")
+    path = Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl")
+    pairs = run.read(path, Preference)
+    rewards = {name: run.read(run.output_of("dpo", "rewards.jsonl", name), Reward) for name in cfg.runs}
+    implicit = implicit_rows(pairs, rewards)
+    prompted: dict[str, list[Row]] = {}
+    if cfg.prompted:
+        judgements = []
+        for name, model in models(run, cfg.runs).items():
+            decided = ask(cfg.judge, model, pairs, run)
+            both = zip(pairs, decided, strict=True)
+            prompted[name] = [Row(pair, j.right(gold_of(pair))) for pair, judged in both for j in judged]
+            judgements += [judgement for judged in decided for judgement in judged]
+        run.write("judgements.jsonl", judgements)
+    for title, methods in (("prompted", prompted), ("implicit", implicit)):
+        if methods:
+            run.table(errors_table(title, methods))
+            run.table(changes_table(title, methods))
+        for name, rows in methods.items():
+            for kind in ("plain", "biased"):
+                part = [row for row in rows if (row.pair.bias is None) == (kind == "plain")]
+                run.figure(f"before_after.{title}.{kind}.{name}", error(part))
+    return error(implicit[cfg.runs[-1]]).value
+
+
+def models(run: Run, names: Sequence[str]) -> dict[str, str]:
+    """Return the base and each run's trained model.
+
+    Raises:
+        DataError: the runs did not begin with the same model.
+    """
+    found, bases = dict[str, str](), dict[str, str]()
+    for name in names:
+        manifest = read_manifest(run.root / name / "dpo")
+        assert manifest is not None  # its rewards were read
+        bases[name] = manifest["config"]["model"]["path"]
+        found[name] = str(run.root / name / "dpo" / "model")
+    if len(set(bases.values())) > 1:
+        raise DataError(f"before_after: the runs began with other models: {bases}; compare runs of one base")
+    return {"base": resolve_model(next(iter(bases.values())))} | found
+
+
+def implicit_rows(pairs: Sequence[Preference], rewards: Mapping[str, Sequence[Reward]]) -> dict[str, list[Row]]:
+    """Say which pairs each run's implicit reward orders rightly, and which the base's log-probability does.
+
+    Raises:
+        DataError: the runs measured other pairs.
+    """
+    by_id = {pair.id: pair for pair in pairs}
+    ids = {name: {reward.id for reward in found} for name, found in rewards.items()}
+    common = set.intersection(*ids.values())
+    if not common or any(found != common for found in ids.values()) or not common <= set(by_id):
+        raise DataError("before_after: the runs measured other held-out pairs; give them the same preferences")
+    first = next(iter(rewards.values()))
+    rows = {"base (log-probability)": [Row(by_id[r.id], r.reference_margin > 0) for r in sorted(first, key=_id)]}
+    for name, found in rewards.items():
+        rows[name] = [Row(by_id[r.id], r.margin > 0) for r in sorted(found, key=_id)]
+    return rows
+
+
+def ask(config: Any, model: str, pairs: Sequence[Preference], run: Run) -> list[tuple[Judgement, Judgement]]:
+    """Let a model judge every pair in both orders."""
+    engine = dataclasses.replace(config.engine, model=model)
+    judge = dataclasses.replace(config, engine=engine, name=Path(model).parent.parent.name).open(run.ledger)
+    items = [item_of(pair) for pair in pairs]
+    with judge.engine:
+        judged = judge.judge([Shown(item, order) for item in items for order in ((0, 1), (1, 0))])
+    run.facts[f"calls of {model}"] = judge.engine.calls
+    return list(zip(judged[::2], judged[1::2], strict=True))
+
+
+def item_of(pair: Preference) -> Item:
+    """Lay a pair out; the gold side is drawn from its id."""
+    answers = (pair.chosen[-1].content, pair.rejected[-1].content)
+    gold = gold_of(pair)
+    return Item(
+        id=pair.id, question=pair.prompt[-1].content, options=answers if gold == 0 else answers[::-1], gold=gold,
+        group=pair.group, domain=pair.domain,
+    )  # fmt: skip
+
+
+def gold_of(pair: Preference) -> int:
+    """Draw the side of the chosen answer."""
+    return int(uniform("gold side", pair.id) < 0.5)
+
+
+def error(rows: Sequence[Row]) -> Rate:
+    """Return the share of wrong rows; unreadable counts as wrong."""
+    return mean_rate([float(row.right is not True) for row in rows], [row.pair.group for row in rows])
+
+
+def parts(rows: Sequence[Row]) -> dict[str, list[Row]]:
+    """Sort rows: without a bias, with one, then by bias and by domain."""
+    found = {"plain": [r for r in rows if r.pair.bias is None], "with a bias": [r for r in rows if r.pair.bias]}
+    for bias in sorted({row.pair.bias for row in rows if row.pair.bias}):
+        found[f"bias: {bias}"] = [row for row in rows if row.pair.bias == bias]
+    domains = sorted({row.pair.domain for row in rows})
+    for domain in domains if len(domains) > 1 else []:
+        found[f"domain: {domain or '(none)'}"] = [row for row in rows if row.pair.domain == domain]
+    return {name: part for name, part in found.items() if part}
+
+
+def errors_table(title: str, methods: Methods) -> Table:
+    """Show the error of every model, without and with a bias, per bias and domain."""
+    split = {name: parts(rows) for name, rows in methods.items()}
+    first = next(iter(split.values()))
+    rows: list[tuple[Cell, ...]] = []
+    for part in first:
+        unreadable = sum(row.right is None for found in split.values() for row in found[part])
+        rows.append((part, len(first[part]), *(error(found[part]) for found in split.values()), unreadable))
+    told = {
+        "prompted": "Each pair is judged in both orders; unreadable replies count as wrong.",
+        "implicit": "Right where chosen gained more over the reference than rejected; the base has gained nothing, "
+        "so that its own log-probabilities stand beside.",
+    }[title]
+    columns = ("pairs", "rows", *methods, "unreadable, all models")
+    return Table(name=f"before_after_{title}", title=f"Error, {title}", columns=columns, rows=tuple(rows), note=told)
+
+
+def changes_table(title: str, methods: Methods) -> Table:
+    """Compare models pair by pair: exact McNemar tests, Holm over all of them."""
+    names = list(methods)
+    compared = [(names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]
+    split = {name: parts(rows) for name, rows in methods.items()}
+    kinds = [kind for kind in ("plain", "with a bias") if kind in split[names[0]]]
+    tests = [(a, b, kind, _paired(split[a][kind], split[b][kind])) for a, b in compared for kind in kinds]
+    adjusted = holm([test.p for *_, test in tests])
+    rows: list[tuple[Cell, ...]] = []
+    for (a, b, kind, test), p in zip(tests, adjusted, strict=True):
+        change = _change(split[a][kind], split[b][kind])
+        rows.append((f"{a} -> {b}", kind, test.n, change, test.only_second, test.only_first, test.p, p))
+    columns = ("models", "pairs", "rows", "change of the error", "mended", "broken", "p (McNemar)", "p (Holm)")
+    note = "A negative change is fewer errors; intervals resample questions. A McNemar test takes rows as independent."
+    name = f"before_after_{title}_paired"
+    return Table(name=name, title=f"Models compared, {title}", columns=columns, rows=tuple(rows), note=note)
+
+
+def _paired(first: Sequence[Row], second: Sequence[Row]) -> Paired:
+    return paired_test([row.right is True for row in first], [row.right is True for row in second])
+
+
+def _change(first: Sequence[Row], second: Sequence[Row]) -> Rate:
+    changes = [float(a.right is True) - float(b.right is True) for a, b in zip(first, second, strict=True)]
+    return mean_rate(changes, [row.pair.group for row in first])
+
+
+def _id(reward: Reward) -> str:
+    return reward.id

@@ -1,0 +1,313 @@
+r"""Train a model on preference pairs with TRL's DPOTrainer, and measure its implicit reward on held-out ones.
+
+In: `train.jsonl`, `test.jsonl` (Preference). Out: `model/`, `losses.jsonl`, `rewards.jsonl` (Reward per held-out pair).
+Reference log-probabilities are computed once, before training, and kept by data, template, weights and dtype.
+
+    rbd dpo model=embedded
+    rbd dpo model=r1_qwen_7b launch=zero3 model.lora_rank=16
+"""
+
+import shutil
+import sys
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from rbd_train.app import BaseConfig, stage
+from rbd_train.engines.local import weights_digest
+from rbd_train.errors import DataError, UsageError
+from rbd_train.metrics import Rate, mean_rate
+from rbd_train.modelling import add_lora, encode_context, load_model, load_tokenizer, pad_id, plain, resolve_model
+from rbd_train.records import Dropped, Preference, Reward
+from rbd_train.run import Cell, Run, Table, world_size
+from rbd_train.store import fingerprint
+from rbd_train.training import (
+    EAGER_SCORES,
+    INNOCENT,
+    STOP_FILE,
+    ModelConfig,
+    accumulation,
+    log_to,
+    report_speed,
+    sharded,
+    train_to_the_end,
+)
+from rbd_train.weights import model_card, save
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerBase
+
+
+@dataclass
+class DpoTrainerConfig:
+    """How to train."""
+
+    beta: float = 0.1  # weight of the distance to the reference
+    learning_rate: float = 1e-6  # peak
+    epochs: float = 1.0
+    max_steps: int = -1  # optimizer steps; -1: what epochs give
+    global_batch: int = 8  # pairs per optimizer step, over all processes
+    micro_batch: int = 1  # pairs per process and forward pass; accumulation follows
+    reference_batch: int = 8  # pairs per pass of the reference and of the measurement
+    max_length: int = 2048  # tokens of prompt and longer answer; a longer pair is dropped and counted, never cut
+    warmup_share: float = 0.1  # of the optimizer steps
+    scheduler: str = "cosine"
+    weight_decay: float = 0.0
+    bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
+    recompute: bool = False  # recompute activations in the backward pass, to save memory
+    save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: none
+    log_every: int = 1  # optimizer steps
+
+
+@dataclass
+class DpoConfig(BaseConfig):
+    """Settings of dpo."""
+
+    model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # what to train (conf/model)
+    trainer: DpoTrainerConfig = field(default_factory=DpoTrainerConfig)  # how to train
+    train: str | None = None  # path of the pairs; default: the output of stage preferences
+    test: str | None = None  # path of the held-out pairs; default: the output of stage preferences
+    plain_only: bool = False  # train on the pairs without a bias written in, as plain DPO does
+
+
+class Pair(NamedTuple):
+    """A preference as token ids."""
+
+    id: str
+    prompt_ids: list[int]
+    chosen_ids: list[int]
+    rejected_ids: list[int]
+
+
+@stage("dpo", DpoConfig)
+def main(cfg: DpoConfig, run: Run) -> float | None:
+    """Render, drop what can't teach, train from ln 2 on, save, measure."""
+    train = run.read(Path(cfg.train) if cfg.train else run.output_of("preferences", "train.jsonl"), Preference)
+    test = run.read(Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl"), Preference)
+    train = [pair for pair in train if not (cfg.plain_only and pair.bias)]
+    source = resolve_model(cfg.model.path)
+    tokenizer = load_tokenizer(source, reasoning=False)
+    pairs, dropped = render(tokenizer, train, cfg.trainer.max_length)
+    held, more = render(tokenizer, test, cfg.trainer.max_length)
+    run.write("dropped.jsonl", [*dropped, *more])
+    run.table(rows_table(pairs, held, [*dropped, *more]))
+    check_pairs(pairs, len(train), cfg.trainer.max_length)
+    key = fingerprint([[list(p) for p in pairs], tokenizer.chat_template, weights_digest(source), cfg.model.dtype])
+    reference = run.root / "reference" / f"{key}.json"
+    settings = {name: value for name, value in vars(cfg.trainer).items() if name not in INNOCENT}
+    checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), settings, cfg.seed])}"
+    trainer = make_trainer(source, cfg.model, cfg.trainer, tokenizer, pairs, cfg.seed, checkpoints, reference, run)
+    before = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
+    train_to_the_end(trainer, trainer.facts, checkpoints, run)
+    after = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
+    rewards = rewards_of({pair.id: pair for pair in test}, held, before, after, cfg.trainer.beta)
+    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, vars(cfg.trainer), f"{len(pairs)} pairs.")
+    save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
+    report_speed(trainer, len(pairs), sum(sum(map(len, pair[1:])) + len(pair.prompt_ids) for pair in pairs), run)
+    run.write("rewards.jsonl", rewards)
+    run.table(rewards_table(rewards, cfg.model.path))
+    report(trainer, rewards, run)
+    if run.main:
+        shutil.rmtree(checkpoints, ignore_errors=True)
+    return sum(reward.margin <= 0 for reward in rewards) / len(rewards) if rewards else None
+
+
+def render(
+    tokenizer: "PreTrainedTokenizerBase", preferences: Sequence[Preference], max_length: int
+) -> tuple[list[Pair], list[Dropped]]:
+    """Render pairs to ids; what is empty, too long or the same on both sides as rendered is dropped (A48).
+
+    Thinking in an answer is kept on both sides: stock R1 templates cut it off, which makes some pairs equal.
+    """
+    pairs, dropped = list[Pair](), list[Dropped]()
+    for preference in preferences:
+        prompt = encode_context(tokenizer, [{"role": t.role, "content": t.content} for t in preference.prompt])
+        sides = [
+            tokenizer.encode(plain(tokenizer, turns[-1].content.strip()), add_special_tokens=False)
+            for turns in (preference.chosen, preference.rejected)
+        ]
+        reason = ""
+        if not all(sides):
+            reason = "an empty answer"
+        elif sides[0] == sides[1]:
+            reason = "identical_pair"
+        elif len(prompt) + max(map(len, sides)) + 1 > max_length:
+            reason = f"longer than trainer.max_length={max_length} tokens"
+        if reason:
+            dropped.append(
+                Dropped(
+                    case_id=preference.id,
+                    bias=preference.bias or "",
+                    group=preference.group,
+                    sample=None,
+                    reason=reason,
+                )
+            )
+            continue
+        end = [tokenizer.eos_token_id]
+        pairs.append(Pair(preference.id, prompt, sides[0] + end, sides[1] + end))
+    return pairs, dropped
+
+
+def check_pairs(pairs: Sequence[Pair], total: int, max_length: int) -> None:
+    """Stop where nothing is left.
+
+    Raises:
+        DataError: names the count and trainer.max_length.
+    """
+    if not pairs:
+        raise DataError(
+            f"dpo: 0 of {total} pairs are left; those longer than trainer.max_length={max_length} tokens, empty or "
+            "identical are dropped (dropped.jsonl names each)"
+        )
+
+
+def rows_table(pairs: Sequence[Pair], held: Sequence[Pair], dropped: Sequence[Dropped]) -> Table:
+    """Count pairs and tokens, and show the length gap: DPO rewards length where chosen answers are longer (A48)."""
+    rows: list[tuple[Cell, ...]] = []
+    for name, part in (("train", pairs), ("test", held)):
+        gaps = [float(len(pair.chosen_ids) - len(pair.rejected_ids)) for pair in part]
+        tokens = sum(len(p.prompt_ids) + len(p.chosen_ids) + len(p.prompt_ids) + len(p.rejected_ids) for p in part)
+        rows.append((name, len(part), tokens, mean_rate(gaps, [pair.id for pair in part])))
+    counts = Counter(row.reason for row in dropped)
+    note = "Dropped: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing")
+    columns = ("split", "pairs", "tokens", "chosen minus rejected, tokens")
+    return Table(name="dpo_rows", title="Pairs to train on", columns=columns, rows=tuple(rows), note=note)
+
+
+def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+    """Return pairs as the collator reads them."""
+    return [{k: v for k, v in pair._asdict().items() if k != "id"} for pair in pairs]
+
+
+def make_trainer(
+    source: str, model: ModelConfig, settings: DpoTrainerConfig, tokenizer: "PreTrainedTokenizerBase",
+    pairs: Sequence[Pair], seed: int, checkpoints: Path, reference: Path, run: Run,
+) -> Any:  # fmt: skip
+    """Set up TRL's trainer; the reference pass happens here, before anything is trained."""
+    import torch
+    from datasets import Dataset
+    from transformers import PrinterCallback
+    from trl.trainer.dpo_trainer import DataCollatorForPreference
+
+    from rbd_train.preference_trainer import CheckStart, CpuPairTrainer, PairTrainer
+    from rbd_train.trainer import Stopping
+
+    if settings.beta <= 0:
+        raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
+    cuda, sharding = torch.cuda.is_available(), sharded()
+    args = arguments(settings, seed, checkpoints, cuda, run.main)
+    longest = max(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs)
+    eager = not cuda and 2 * max(settings.micro_batch, settings.reference_batch) * longest**2 <= EAGER_SCORES
+    module: Any = load_model(source, model.dtype, "eager" if eager else None)
+    if model.lora_rank:
+        module = add_lora(module, model.lora_rank, model.lora_alpha, seed)
+    optimizer = None
+    if model.dtype == "bfloat16" and not sharding:
+        from rbd_train.master_adamw import MasterAdamW
+
+        optimizer = MasterAdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    kind = PairTrainer
+    if not cuda and world_size() == 1 and not sharding:
+        from rbd_train.cpu import keep_freed_memory
+
+        keep_freed_memory()
+        kind = CpuPairTrainer
+    trainer = kind(
+        reference, model=module, args=args, train_dataset=Dataset.from_list(rows_of(pairs)),
+        processing_class=tokenizer, data_collator=DataCollatorForPreference(pad_token_id=pad_id(tokenizer)),
+        optimizers=(optimizer, None),
+    )  # fmt: skip
+    facts = {
+        "processes": world_size(), "sharding": sharding, "objective": "dpo", "lora_rank": model.lora_rank,
+        "global_batch": settings.global_batch,
+    }  # fmt: skip
+    trainer.prepare_run(settings.global_batch, True, facts)
+    trainer.stopping = Stopping(run.folder / STOP_FILE)
+    exact = model.dtype == "float32" and not args.bf16
+    trainer.remove_callback(PrinterCallback)
+    trainer.add_callback(log_to(run))
+    trainer.add_callback(trainer.stopping)
+    trainer.add_callback(CheckStart(1e-3 if exact else 0.02))
+    run.facts |= {
+        "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
+        "global_batch": settings.global_batch, "accumulation": args.gradient_accumulation_steps,
+        "reference": reference.name, "lora_rank": model.lora_rank,
+    }  # fmt: skip
+    return trainer
+
+
+def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool) -> Any:
+    """Return TRL's arguments."""
+    from trl.trainer.dpo_config import DPOConfig as TrlConfig
+
+    return TrlConfig(
+        output_dir=str(checkpoints), beta=settings.beta, learning_rate=settings.learning_rate,
+        num_train_epochs=settings.epochs, max_steps=settings.max_steps,
+        per_device_train_batch_size=settings.micro_batch, precompute_ref_log_probs=True,
+        precompute_ref_batch_size=settings.reference_batch, max_length=None, disable_dropout=True,
+        gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
+        warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
+        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
+        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
+        report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
+        save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
+        remove_unused_columns=True,
+    )  # fmt: skip
+
+
+def rewards_of(
+    preferences: dict[str, Preference], held: Sequence[Pair], before: Sequence[tuple[float, float]],
+    after: Sequence[tuple[float, float]], beta: float,
+) -> list[Reward]:  # fmt: skip
+    """Return each held-out pair's implicit reward margin: beta times what chosen gained over rejected."""
+    rewards = []
+    for pair, old, new in zip(held, before, after, strict=True):
+        preference = preferences[pair.id]
+        gains = new[0] - old[0], new[1] - old[1]
+        rewards.append(
+            Reward(
+                id=pair.id, bias=preference.bias, group=preference.group, domain=preference.domain,
+                margin=beta * (gains[0] - gains[1]), reference_margin=old[0] - old[1],
+                drift=(abs(gains[0]) + abs(gains[1])) / (len(pair.chosen_ids) + len(pair.rejected_ids)),
+            )
+        )  # fmt: skip
+    return rewards
+
+
+def rewards_table(rewards: Sequence[Reward], model: str) -> Table:
+    """Show error and margin of the implicit reward per bias, with the base's own log-probabilities beside."""
+    rows: list[tuple[Cell, ...]] = []
+    for bias in sorted({reward.bias or "" for reward in rewards}):
+        own = [reward for reward in rewards if (reward.bias or "") == bias]
+        groups = [reward.group for reward in own]
+        rows.append(
+            (bias or "plain", len(own), mean_rate([float(r.margin <= 0) for r in own], groups),
+             mean_rate([float(r.reference_margin <= 0) for r in own], groups),
+             mean_rate([r.margin for r in own], groups), mean_rate([r.drift for r in own], groups))
+        )  # fmt: skip
+    note = (
+        f"Trained from {model}. Implicit reward: beta x what an answer's log-probability gained over the reference; it "
+        "is wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as likely."
+    )
+    columns = ("bias", "pairs", "error", "error of the base's log-probability", "margin", "|log-ratio| per token")
+    return Table(name="dpo", title="Implicit reward on held-out pairs", columns=columns, rows=tuple(rows), note=note)
+
+
+def report(trainer: Any, rewards: Sequence[Reward], run: Run) -> None:
+    """Keep the headline figures, and send them to the tracker."""
+    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
+    run.facts |= {"first_loss": losses[0]["loss"], "last_loss": losses[-1]["loss"]}
+    run.outputs |= {"model": {"sha256": None, "rows": None}} if run.main else {}
+    groups = [reward.group for reward in rewards]
+    run.figure("dpo.error", mean_rate([float(r.margin <= 0) for r in rewards], groups))
+    run.figure("dpo.margin", mean_rate([r.margin for r in rewards], groups))
+    run.figure("dpo.first_loss", Rate(value=losses[0]["loss"], n=1))
+    told = {f"accuracy_{bias or 'plain'}": 0.0 for bias in {reward.bias or "" for reward in rewards}}
+    for bias in {reward.bias or "" for reward in rewards}:
+        own = [reward for reward in rewards if (reward.bias or "") == bias]
+        told[f"accuracy_{bias or 'plain'}"] = sum(r.margin > 0 for r in own) / len(own)
+    run.event("held_out", margin=sum(r.margin for r in rewards) / max(1, len(rewards)),
+              drift=sum(r.drift for r in rewards) / max(1, len(rewards)), **told)  # fmt: skip

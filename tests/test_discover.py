@@ -1,0 +1,321 @@
+"""Discovery through the real command, on the planted world: what it finds, what it refuses, what it counts."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_gen.biases.identify import merged
+from data_gen.biases.trial import Trial, item_of, order_of
+from rbd_train.biases import KNOWN, SEEDS, definitions_for, read_library, slug
+from rbd_train.engine import Completion, Engine
+from rbd_train.engines.function import FunctionBackend
+from rbd_train.engines.rules import reply
+from rbd_train.errors import DataError
+from rbd_train.judge import GenerativeJudge
+from rbd_train.ledger import Ledger
+from rbd_train.prompts.identify import Identified, read_identified
+from rbd_train.prompts.merge import read_merge
+from rbd_train.prompts.rate import read_rating
+from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
+from rbd_train.records import Bias, BiasPair, Definition, Operator, Question, group_of
+from rbd_train.sources.preference import PreferenceSource, label_balance
+
+CERTAIN = Bias(id="certainty", name="Certainty bias", definition="sounding certain", origin="test", operator=Operator())
+SMALL = ("source.items=90", "shares=[0.3,0.4,0.2,0.1]", "max_iterations=2")
+
+
+def rows(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
+
+
+def question(identity: str, right: str, wrong: str) -> Question:
+    return Question(
+        id=identity, group=group_of(identity), question=f"Q {identity}?", right=right, final=right, wrong=wrong
+    )
+
+
+# --- the whole job --------------------------------------------------------------------------------------------------
+
+
+def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Callable[..., Any]) -> None:
+    said = rbd("discover", *SMALL, "judge.engine.leaning={certainty: 4.0}")
+    assert said.code == 0, said.err
+    folder = Path("runs/default/discover")
+    library = read_library(folder / "library.jsonl")
+    found = [bias for bias in library if bias.evidence is not None]
+    assert all(slug(bias.name) in ("certainty", "confident_tone") for bias in found), found
+    parts = rows(folder / "parts.jsonl")
+    assert len({row["group"] for row in parts}) == sum(
+        len({r["group"]}) for r in {row["group"]: row for row in parts}.values()
+    )
+    of = {part: {row["group"] for row in parts if row["part"] == part} for part in ("discovery", "selection", "effect")}
+    assert not of["discovery"] & of["selection"] and not of["selection"] & of["effect"]
+    probes = rows(folder / "probes.jsonl")
+    assert {p["group"] for p in probes if p["part"] == "effect"} <= of["effect"]
+    assert any(p["bias"] == "sham" for p in probes), "the noise floor stands beside"
+    before = {path: path.read_bytes() for path in folder.glob("*.jsonl")}
+    assert rbd("discover", *SMALL, "judge.engine.leaning={certainty: 4.0}", "overwrite=true").code == 0
+    assert before == {path: path.read_bytes() for path in folder.glob("*.jsonl")}
+    facts = json.loads((folder / "manifest.json").read_text())["facts"]
+    assert facts["judge_calls"]["asked"] == 0 and facts["rewriter_calls"]["asked"] == 0
+
+    words = ("source=planted", "source.items=6", "engine@rewriter=rules")
+    said = rbd("pairs", *words, 'bias=[bandwagon,"library:runs/default/discover/library.jsonl"]')
+    assert said.code == 0, said.err
+    pairs = [BiasPair.model_validate(row) for row in rows(Path("runs/default/pairs/pairs.jsonl"))]
+    assert {"bandwagon", "authority"} <= {pair.bias for pair in pairs}
+    for pair in pairs:
+        gold = pair.plain.gold
+        assert gold is not None and pair.biased.options[gold] == pair.plain.options[gold]
+        if pair.bias != "bandwagon":
+            assert pair.biased.options[1 - gold] != pair.plain.options[1 - gold]
+            assert pair.biased.options[1 - gold].endswith(pair.plain.options[1 - gold].splitlines()[-1])
+    said = rbd("judgements", "judge=planted_styles")
+    assert said.code == 0, said.err
+    case = rows(Path("runs/default/judgements/cases.jsonl"))[0]
+    names = {entry["name"] for entry in case["definitions"]}
+    assert {bias.name for bias in KNOWN} < names and "Authority bias" in names
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("mode=listwise",), "mode is 'listwise'"),
+        (("shares=[0.5,0.5]",), "four shares"),
+        (("looks=[0.5]",), "looks"),
+        (("alpha=1.5",), "alpha is 1.5"),
+        (("seeds=none.jsonl",), "none.jsonl: no such file"),
+        (("source.items=1",), "no item is left for"),
+    ],
+)
+def test_bad_settings_name_the_key(rbd: Callable[..., Any], words: tuple[str, ...], message: str) -> None:
+    said = rbd("discover", *words)
+    assert said.code in (1, 2) and message in said.err, said.err
+
+
+@pytest.mark.parametrize("mode", ["pointwise", "reference"])
+def test_other_modes_and_the_published_rule_run(rbd: Callable[..., Any], mode: str) -> None:
+    said = rbd("discover", f"mode={mode}", "acceptance=paper", "validation=late", "deeper=false", "max_iterations=1",
+               "source.items=45", "shares=[0.4,0.3,0.3,0.0]")  # fmt: skip
+    assert said.code == 0, said.err
+
+
+def test_unreadable_replies_are_counted_and_never_harm(rbd: Callable[..., Any]) -> None:
+    said = rbd("discover", *SMALL, "judge.engine.leaning={}", "judge.engine.unreadable=0.3", "max_iterations=1")
+    assert said.code == 0, said.err
+    probes = [row for row in rows(Path("runs/default/discover/probes.jsonl")) if row["fault"] is None]
+    unreadable = [row for row in probes if row["biased"] is None]
+    assert unreadable and all(row["effect"] != "harm" for row in unreadable)
+
+
+def test_preferences_and_benchmark_keep_their_hands_off_what_discovery_used(rbd: Callable[..., Any]) -> None:
+    assert rbd("discover", *SMALL).code == 0
+    said = rbd("preferences", "source.items=20", "mix=0.5")
+    assert said.code == 0, said.err
+    train, test = (rows(Path(f"runs/default/preferences/{name}.jsonl")) for name in ("train", "test"))
+    assert not {row["group"] for row in train} & {row["group"] for row in test}
+    assert {row["bias"] for row in train} > {None} and all(row["prompt"][0]["role"] == "user" for row in train)
+    written = [row for row in train if row["bias"]]
+    plain = {row["id"]: row for row in train if not row["bias"]}
+    assert all(row["chosen"] == plain[row["provenance"]["plain"]]["chosen"] for row in written)
+    said = rbd("benchmark", *SMALL[:1], "variants=3")
+    assert said.code == 0, said.err
+    parts = {row["group"]: row["part"] for row in rows(Path("runs/default/discover/parts.jsonl"))}
+    final = rows(Path("runs/default/benchmark/benchmark.jsonl"))
+    assert final and {parts[row["group"]] for row in final} == {"benchmark"}
+    sheet = Path("runs/default/benchmark/review.csv").read_text().splitlines()
+    assert "label" not in sheet[0] and "bias" not in sheet[0]
+    for name, verdict in (("anna", "A"), ("ben", "B")):
+        head, *body = Path("runs/default/benchmark/review.csv").read_text().split("\n", 1)
+        Path(f"{name}.csv").write_text(head + "\n" + body[0].replace(",\n", f",{verdict}\n"))
+    said = rbd("benchmark", *SMALL[:1], "variants=3", "reviews=[anna.csv,ben.csv]", "overwrite=true")
+    assert said.code == 0, said.err
+    assert "Fleiss" in said.out and rows(Path("runs/default/benchmark/benchmark.jsonl")) == []
+
+
+# --- libraries ------------------------------------------------------------------------------------------------------
+
+
+def test_the_seeds_are_a_library_and_position_has_no_operator(tmp_path: Path) -> None:
+    path = tmp_path / "library.jsonl"
+    path.write_text("".join(bias.model_dump_json() + "\n" for bias in SEEDS))
+    assert read_library(path) == list(SEEDS) and len(SEEDS) == 7
+    assert [bias.id for bias in SEEDS if bias.operator is None] == ["positional"]
+
+
+@pytest.mark.parametrize(
+    ("change", "field"),
+    [({"id": "other", "name": "AUTHORITY  bias"}, "name"),
+     ({"id": "other", "name": "Other", "definition": " "}, "definition"),
+     ({"name": "Other"}, "id"), ({"id": "x", "name": "Other"}, "definition")],
+)  # fmt: skip
+def test_a_double_or_empty_entry_is_refused(tmp_path: Path, change: dict[str, str], field: str) -> None:
+    path = tmp_path / "library.jsonl"
+    path.write_text(SEEDS[2].model_dump_json() + "\n" + SEEDS[2].model_copy(update=change).model_dump_json() + "\n")
+    with pytest.raises(DataError, match=rf"line 2, field {field}"):
+        read_library(path)
+
+
+def test_a_prompt_lists_the_library_too_and_no_more_for_its_own_bias() -> None:
+    library = [Definition(name="Certainty bias", text="sounding certain")]
+    every = {d.name for d in definitions_for("c", "verbosity", "all", library)}
+    assert every == {bias.name for bias in KNOWN} | {"Certainty bias"}
+    assert [d.name for d in definitions_for("c", "certainty", "known", library)] == ["Certainty bias"]
+
+
+# --- rewrites -------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("answer", "ending"),
+    [
+        ("First.\nThen.\n**42**", "**42**"),
+        ("We add.\nThe answer is 7.\nThanks.", "The answer is 7.\nThanks."),
+        ("Think.\n\nDDDDD", "DDDDD"),
+        ("Code:\n```py\nx = 1\n```\ndone", "```py\nx = 1\n```\ndone"),
+        ("One sentence here. The last one.", "The last one."),
+        ("def f(x):\n    y = x\n    return y\n", "def f(x):\n    y = x\n    return y\n"),
+    ],
+)
+def test_the_ending_is_cut_off_and_put_back_word_for_word(answer: str, ending: str) -> None:
+    parts = cut_ending(answer)
+    assert parts.body + parts.ending == answer and parts.ending == ending
+    assert join(parts, "New body.", False).endswith(ending)
+
+
+def test_the_length_controlled_variant_keeps_the_length() -> None:
+    parts = cut_ending("A body that is short.\nIt is 4.")
+    text = join(parts, "One long sentence comes first. Another one follows. And a third.", True)
+    assert text.startswith("One long") and text.endswith("It is 4.") and "third" not in text
+
+
+@pytest.mark.parametrize(
+    ("body", "fault"),
+    [
+        ("", "empty"), ("I'm sorry, I can't do that.", "refused"), ("We add them.", "unchanged"),
+        ("This shows certainty bias. We add them.", "names the bias"),
+        ("The answer is 9. We add them.", "changes the answer"),
+        ("word " * 400, "length out of bounds"), ("I am certain. We add them.", ""),
+    ],
+)  # fmt: skip
+def test_a_rewrite_that_fails_a_check_says_which(body: str, fault: str) -> None:
+    answer = "We add them.\nThe answer is 7."
+    assert rewrite_fault(CERTAIN, answer, cut_ending(answer), body, 2.0) == fault
+
+
+def test_a_failed_call_is_a_fault_and_never_a_text() -> None:  # A24
+    assert read_rewrite(Completion(status="server_error", error="boom")) == ("", "call: server_error")
+    assert read_rewrite(Completion(status="ok", text='"""New body"""')) == ("New body", "")
+
+
+def test_a_teacher_that_refuses_or_fails_leaves_no_pair(tmp_path: Path) -> None:
+    replies = iter(["I'm sorry, but no.", "", "The answer is 99."])
+    with Engine(FunctionBackend(lambda m: next(replies), "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        judge = GenerativeJudge(engine, "j")
+        trial = Trial(judge, engine, "pairwise", 64, 2.0, False, 1.0, False)
+        items = [item_of(question(str(k), "The answer is 1.", "Thus.\nThe answer is 2."), "pairwise") for k in range(3)]
+        shots = trial.biased([(item, CERTAIN) for item in items])
+    assert [shot.rewritten.fault for shot in shots] == ["refused", "call: empty", "changes the answer"]
+    assert all(shot.decided is None for shot in shots)
+
+
+def test_plain_and_rewritten_are_judged_in_the_same_order(tmp_path: Path) -> None:  # papers.md 2.6, 1 and 2
+    seen: list[str] = []
+
+    def always_first(messages: Any) -> str:
+        if messages[0]["content"].startswith("You rewrite"):
+            return reply(messages, "all")
+        seen.append(messages[-1]["content"])
+        return "Output (a)"
+
+    with Engine(FunctionBackend(always_first, "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        trial = Trial(GenerativeJudge(engine, "j"), engine, "pairwise", 64, 2.0, False, 1.0, False)
+        items = [item_of(question(str(k), f"R{k}.", f"W{k}."), "pairwise") for k in range(40)]
+        probes = trial.probe([(item, CERTAIN) for item in items], "selection")
+        published = Trial(GenerativeJudge(engine, "j"), engine, "pairwise", 64, 2.0, False, 1.0, True)
+        broken = published.probe([(item, CERTAIN) for item in items], "selection")
+    assert {probe.effect for probe in probes} == {"none"}, "a judge that follows the order shows no bias of content"
+    assert {probe.effect for probe in broken} == {"none", "harm", "gain"}
+    assert {order_of(item) for item in items} == {(0, 1), (1, 0)} and {item.gold for item in items} == {0, 1}
+
+
+# --- names and merging ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("text", "reject"),
+    [
+        ('{"bias": "yes", "name": "Tone bias", "definition": "tone"}', ""),
+        ('Sure. ```json\n{"bias": "yes", "name": "Tone bias", "definition": "tone"}\n```', ""),
+        ('{"bias": "no", "name": "", "definition": ""}', "no bias named"),
+        ('{"bias": "yes", "name": "Tone bias"}', "name or definition missing"),
+        ('{"bias": "yes", "name": ', "no JSON object"), ('{"bias": "maybe"}', "neither yes nor no"),
+    ],
+)  # fmt: skip
+def test_what_is_no_bias_is_never_stored_as_one(text: str, reject: str) -> None:  # papers.md 2.6, 8
+    assert read_identified(Completion(status="ok", text=text)).reject == reject
+
+
+def test_a_candidate_is_asked_about_once_against_the_whole_library(tmp_path: Path) -> None:
+    names = [Identified(name, "x", "") for name in (
+        "Authority bias", "AUTHORITY  BIAS", "Citation bias", "Certainty bias", "Certainty bias", "Confident-tone bias"
+    )]  # fmt: skip
+    with Engine(FunctionBackend(lambda m: reply(m, "all"), "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        outcome = merged(engine, names, SEEDS, 1)
+    assert outcome.calls == 3, "Authority is a known name: no call; three others, one call each"
+    assert [(found.bias.id, found.support) for found in outcome.new] == [("certainty", 3)]
+    assert sorted(c.bias.id for c in outcome.same) == ["authority", "citation", "confident_tone"]
+    assert outcome.published_calls > outcome.calls
+
+
+@pytest.mark.parametrize(("text", "number"), [('{"same_as": 2}', 2), ('{"same_as": 0}', 0), ('{"same_as": 9}', None),
+                                              ('{"same_as": true}', None), ("two", None)])  # fmt: skip
+def test_an_unreadable_merge_merges_nothing(text: str, number: int | None) -> None:
+    assert read_merge(Completion(status="ok", text=text), 3) == number
+
+
+@pytest.mark.parametrize(("text", "score"), [("Score: 7", 7.0), ("score 3\nScore: 8/10", 8.0), ("Score: 11", None),
+                                             ("7", 7.0),
+                                             ("none", None)])  # fmt: skip
+def test_a_rating_is_read_or_unreadable_never_clamped(text: str, score: float | None) -> None:
+    assert read_rating(Completion(status="ok", text=text)).score == score
+
+
+# --- preference sets ------------------------------------------------------------------------------------------------
+
+
+def test_one_label_is_told_and_identical_answers_are_left_out(tmp_path: Path) -> None:  # A33; papers.md 2.6, 15
+    path = tmp_path / "set.jsonl"
+    row = {"question": "q", "response_A": "good", "response_B": "bad", "label": 1}
+    lines = [row | {"question": f"q{k}"} for k in range(20)] + [
+        row | {"response_B": " good "},
+        row | {"response_B": " "},
+    ]
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    loaded = PreferenceSource(str(path)).load(0)
+    assert loaded.left_out == {"judgebench: answers are the same": 1, "judgebench: a blank answer": 1}
+    assert "one label only" in label_balance(loaded.questions)
+    assert {item_of(q, "pairwise").gold for q in loaded.questions} == {0, 1}
+
+
+@pytest.mark.parametrize(
+    ("label", "message"), [(3, "must be 1 or 2"), (True, "must be 1 or 2"), (None, "must be 1 or 2")]
+)
+def test_a_label_that_names_no_answer_is_an_error(tmp_path: Path, label: Any, message: str) -> None:
+    path = tmp_path / "set.jsonl"
+    path.write_text(json.dumps({"question": "q", "response_A": "a", "response_B": "b", "label": label}) + "\n")
+    with pytest.raises(DataError, match=message):
+        PreferenceSource(str(path)).load(0)
+
+
+@pytest.mark.parametrize("name", ["judge_bench", "rewardbench_filtered"])
+def test_the_public_sets_are_read(name: str) -> None:
+    path = next((p / "shared/data/preference" / f"{name}.parquet" for p in Path(__file__).resolve().parents if (p / "shared/data/preference").is_dir()), None)  # noqa: E501  # fmt: skip
+    if path is None:
+        pytest.skip("needs the public preference sets in shared/data/preference")
+    loaded = PreferenceSource(str(path)).load(0)
+    assert len(loaded.questions) > 300
+    assert all(sum(cut_ending(text)[0] + cut_ending(text)[1] == text for text in (q.right, q.wrong or "")) == 2 for q in loaded.questions)  # noqa: E501  # fmt: skip
