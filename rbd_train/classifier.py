@@ -45,7 +45,8 @@ class ClassifierDetector:
 
         tokenizer = load_tokenizer(self.model, reasoning=False)
         if self._module is None:
-            self._module = load_model(self.model, "float32", num_labels=2, pad_token_id=pad_id(tokenizer)).eval()
+            self._module = load_model(self.model, "float32", num_labels=2, pad_token_id=pad_id(tokenizer))
+            self._module.train(False)
         encoded = [encode_context(tokenizer, detect_messages(case)) for case in cases]
         chances: dict[int, float] = {}
         order = sorted(range(len(cases)), key=lambda i: len(encoded[i]))

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 class DistilConfig(BaseConfig):
     """Settings of distil."""
 
-    teacher_path: str  # folder or hub name of the teacher; its vocabulary must be the student's
+    teacher_path: str = ""  # folder or hub name of the teacher; its vocabulary must be the student's
     model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # the student (conf/model)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)  # how to train; save_every and eval_* aren't used
     train: str | None = None  # path of the examples; default: the output of stage curate
@@ -98,7 +98,8 @@ def make_trainer(
     import torch
     from datasets import Dataset
     from transformers import PrinterCallback
-    from trl import DistillationConfig, DistillationTrainer
+    from trl.trainer.distillation_config import DistillationConfig
+    from trl.trainer.distillation_trainer import DistillationTrainer
 
     cuda, settings = torch.cuda.is_available(), cfg.trainer
     args = DistillationConfig(

@@ -245,7 +245,7 @@ def model_config(shape: Mapping[str, Any], source: str | None) -> Any:
     if settings:
         return AutoConfig.for_model(settings.pop("model_type"), **settings)
     try:
-        return AutoConfig.from_pretrained(source, trust_remote_code=False)
+        return AutoConfig.from_pretrained(str(source), trust_remote_code=False)
     except (OSError, ValueError) as error:
         raise UsageError(
             f"model {source!r}: its config.json isn't at hand; give model.shape what it says (as conf/model/r1_*.yaml)"
@@ -274,7 +274,7 @@ class fake:  # noqa: N801
 
         from rbd_train.modelling import add_lora
 
-        kind = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
+        kind: Any = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
         model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
         return add_lora(model, lora_rank, lora_rank, 0) if lora_rank else model
 

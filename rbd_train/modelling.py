@@ -160,7 +160,7 @@ def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
     """
     import torch
     from peft import LoraConfig, TaskType, get_peft_model
-    from transformers.integrations import is_deepspeed_zero3_enabled
+    from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 
     classifies = type(model).__name__.endswith("ForSequenceClassification")
     torch.manual_seed(seed)  # the same adapters on every rank and at any world size
@@ -170,7 +170,7 @@ def add_lora(model: "PreTrainedModel", rank: int, alpha: int, seed: int) -> Any:
             r=rank, lora_alpha=alpha, lora_dropout=0.0, target_modules="all-linear",
             task_type=TaskType.SEQ_CLS if classifies else TaskType.CAUSAL_LM,
         ),
-        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),
+        autocast_adapter_dtype=not is_deepspeed_zero3_enabled(),  # type: ignore[no-untyped-call]
     )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from accelerate.utils import gather_object
 from transformers import TrainerCallback
-from trl.models import prepare_deepspeed
+from trl.models.utils import prepare_deepspeed
 from trl.trainer.dpo_trainer import DPOTrainer
 
 from rbd_train.errors import DataError

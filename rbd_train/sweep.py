@@ -146,16 +146,16 @@ def search(stage: str, fixed: Sequence[str], axes: Sequence[Any], config: SweepC
         elif trial.state.is_finished() and "results" in trial.user_attrs:
             results += [Result(tuple(r[0]), *r[1:]) for r in trial.user_attrs["results"]]
     while sum("results" in trial.user_attrs for trial in study.get_trials(deepcopy=False)) < config.trials:
-        trial = study.ask()
-        varied = [f"{axis.get_key_element()}={suggest(trial, axis)}" for axis in axes]
+        asked = study.ask()
+        varied = [f"{axis.get_key_element()}={suggest(asked, axis)}" for axis in axes]
         made = run_point(stage, fixed, varied, config.seeds)
         results += made
-        trial.set_user_attr("results", made)
+        asked.set_user_attr("results", made)
         found = [result.metric for result in made]
         if any(metric is None or not math.isfinite(metric) for metric in found):
-            study.tell(trial, state=TrialState.FAIL)
+            study.tell(asked, state=TrialState.FAIL)
         else:
-            study.tell(trial, statistics.fmean(metric for metric in found if metric is not None))
+            study.tell(asked, statistics.fmean(metric for metric in found if metric is not None))
     return results
 
 
@@ -170,7 +170,8 @@ def suggest(trial: Any, axis: Any) -> Any:
             return trial.suggest_int(key, value.start, value.end, log=log)
         return trial.suggest_float(key, float(value.start), float(value.end), log=log)  # type: ignore[arg-type]
     if isinstance(value, RangeSweep) and isinstance(value.start, int):
-        return trial.suggest_int(key, value.start, value.stop - value.step, step=value.step)
+        stop, step = int(value.stop or 0), int(value.step)
+        return trial.suggest_int(key, value.start, stop - step, step=step)
     return trial.suggest_categorical(key, list(axis.sweep_string_iterator()))
 
 

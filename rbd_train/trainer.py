@@ -41,7 +41,7 @@ class RowOrder(torch.utils.data.Sampler[int]):
         """Yield row numbers; the filling repeats the pass's first rows."""
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch())
         if self.grouped:
-            order = get_length_grouped_indices(self.lengths, self.global_batch, generator=draw)
+            order = get_length_grouped_indices(self.lengths, self.global_batch, generator=draw)  # type: ignore[no-untyped-call]
         else:
             order = torch.randperm(len(self.lengths), generator=draw).tolist()
         for place in range(len(self)):
@@ -55,7 +55,7 @@ class Steady:
     _part: Path | None = None
     _checked = False
 
-    def prepare_run(self, global_batch: int, grouped: bool, facts: dict[str, Any]) -> None:
+    def prepare_run(self: Any, global_batch: int, grouped: bool, facts: dict[str, Any]) -> None:
         """Take what transformers' arguments have no place for; `facts` go into each checkpoint."""
         self.global_batch, self.grouped, self.facts = global_batch, grouped, facts
         self.throughput = Throughput(self.model, self.args.device)
@@ -189,9 +189,9 @@ def train(trainer: Any, checkpoint: str | None) -> None:
 def merged(kind: Any, source: str, dtype: str, adapter: Path) -> Any:
     """Load the base again in this process alone, and add the adapters' products to its weights."""
     from peft import PeftModel
-    from transformers.integrations import unset_hf_deepspeed_config
+    from transformers.integrations.deepspeed import unset_hf_deepspeed_config
 
-    unset_hf_deepspeed_config()  # else the base would be sharded over ranks that aren't here
+    unset_hf_deepspeed_config()  # type: ignore[no-untyped-call]  # else the base would be sharded over ranks that aren't here
     extra = {"num_labels": 2, "id2label": {0: "No", 1: "Yes"}} if "SequenceClassification" in kind.__name__ else {}
     base = kind.from_pretrained(
         source, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True, **extra

@@ -101,7 +101,7 @@ def check_saved(trainer: Any, folder: Path) -> None:
     main = trainer.accelerator.is_main_process
     found: dict[str, Any] = {}
     for file in sorted(folder.glob("*.safetensors")) if main else ():
-        handle = safe_open(file, framework="pt")
+        handle: Any = safe_open(file, framework="pt")
         found |= {name: handle for name in handle.keys()}  # noqa: SIM118
     fault = ""
     for name, parameter in module.named_parameters():

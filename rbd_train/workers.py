@@ -25,7 +25,7 @@ from rbd_train.training import STOP_FILE
 class Machines(NamedTuple):
     """The machines of a launch, and this one's place among them."""
 
-    count: int
+    number: int
     rank: int
     address: str
     port: str
@@ -92,13 +92,13 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     import torch
 
     gpus, environment = torch.cuda.device_count(), dict(os.environ)
-    if gpus and processes is not None and processes > gpus * here.count:
+    if gpus and processes is not None and processes > gpus * here.number:
         raise UsageError(
-            f"processes={processes}, but {here.count} machine(s) with {gpus} GPU(s) each hold {gpus * here.count}"
+            f"processes={processes}, but {here.number} machine(s) with {gpus} GPU(s) each hold {gpus * here.number}"
         )
-    processes = processes if processes is not None else (gpus or 2) * here.count
-    if processes % here.count:
-        raise UsageError(f"processes={processes} can't be shared equally by {here.count} machines")
+    processes = processes if processes is not None else (gpus or 2) * here.number
+    if processes % here.number:
+        raise UsageError(f"processes={processes} can't be shared equally by {here.number} machines")
     # seconds that torch's launcher lets workers write a checkpoint after a SIGTERM of its own; its default is 30
     environment.setdefault("PET_SHUTDOWN_TIMEOUT", "3600")
     environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
@@ -108,8 +108,8 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     if gpus or "DEEPSPEED" in text or "FSDP" in text:
         words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
         words += ["--num_processes", str(processes)]
-        if here.count > 1:
-            words += ["--num_machines", str(here.count), "--machine_rank", str(here.rank)]
+        if here.number > 1:
+            words += ["--num_machines", str(here.number), "--machine_rank", str(here.rank)]
             words += ["--main_process_ip", here.address, "--main_process_port", here.port]
             words += ["--deepspeed_multinode_launcher", "standard"] if "DEEPSPEED" in text else []
         if not gpus:
@@ -118,10 +118,10 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
             environment |= {"DS_ACCELERATOR": "cpu"}
         return words, environment
     # `accelerate launch --cpu --num_processes 2` starts one process without saying so
-    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes // here.count}"]
-    if here.count == 1:
+    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes // here.number}"]
+    if here.number == 1:
         return [*words, "--standalone"], environment
-    words += [f"--nnodes={here.count}", f"--node_rank={here.rank}"]
+    words += [f"--nnodes={here.number}", f"--node_rank={here.rank}"]
     return [*words, f"--master_addr={here.address}", f"--master_port={here.port}"], environment
 
 
