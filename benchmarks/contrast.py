@@ -5,7 +5,7 @@
 
 Both sides answer the same prompts, in the same weights and dtype. Rival (a) computes each model's last-position logits
 once per text and range, length-sorted, left-padded, at the best of several batch sizes, and does the same arithmetic.
-Rival (b) is the published procedure (papers.md 3.3): for every grid point anew, both models on every prompt.
+Rival (b) is the published procedure (arXiv 2510.18196): for every grid point anew, both models on every prompt.
 """
 
 import json

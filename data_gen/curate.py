@@ -37,7 +37,7 @@ class CurateConfig(BaseConfig):
         None  # leave out what shares so much (Jaccard, 0 to 1) with an earlier question's; null: keep
     )
     ngram: int = 13  # leave out questions that share so many words in a row with a test or held-out question
-    parts: bool = False  # leave out traces that don't speak of a bias, the options and the judge (papers.md 1.5)
+    parts: bool = False  # leave out traces that don't speak of a bias, the options and the judge (arXiv 2505.17100)
     balance: bool = False  # leave out what one label has more than the other, per bias
     push_to_hub: str | None = None  # data set on the hub (owner/name) to upload to; null: nothing leaves this machine
 

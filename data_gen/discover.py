@@ -1,7 +1,7 @@
 """Find biases of a judge that nobody named before, and keep those that hold on items they were not found on.
 
 A bias of the library is written into each wrong answer; where the judge then errs, an engine names what drew it; what
-is new is written into the wrong answers of other items and tested there (papers.md 2, its faults mended).
+is new is written into the wrong answers of other items and tested there (arXiv 2602.09383, its faults mended).
 
 In: a preference set (conf/source). Out: `library.jsonl` (Bias), `candidates.jsonl` (Candidate), `probes.jsonl` (Probe),
 `parts.jsonl` (Placed: what each item was used for).
@@ -39,7 +39,7 @@ class DiscoverConfig(BaseConfig):
     source: Any = None  # preference pairs
     judge: Any = None  # whose biases are looked for
     rewriter: Any = None  # engine that rewrites answers and names biases (the papers' teacher)
-    seeds: str | None = None  # library to start from; default: the seven of papers.md 2.1
+    seeds: str | None = None  # library to start from; default: the seven of arXiv 2602.09383
     mode: str = "pairwise"  # pairwise, reference (the judge sees the reference answer) or pointwise (a score each)
     delta: float = 1.0  # pointwise: points by which a score must rise to count as misjudged
     max_iterations: int = 4  # rounds, at most
@@ -245,7 +245,7 @@ def preferred(item: Item, judgement: Judgement) -> Judgement:
 
 
 def assign(library: Sequence[Bias], items: Sequence[Item], seed: int) -> list[tuple[Item, Bias]]:
-    """Give every item one bias from a shuffled pool in which each occurs equally often (papers.md 2.2, step 1)."""
+    """Give every item one bias from a shuffled pool in which each occurs equally often (arXiv 2602.09383, step 1)."""
     usable = [bias for bias in library if bias.operator is not None]
     if not usable:
         raise DataError("discover: no bias of the library has an operator, so nothing can be written in")
@@ -307,7 +307,7 @@ def counts_of(probes: Sequence[Probe]) -> Counts:
 
 
 def larger_error(probes: Sequence[Probe]) -> tuple[bool, str]:
-    """Apply the published rule: the error over readable replies rose, by however little (papers.md 2.3)."""
+    """Apply the published rule: the error over readable replies rose, by however little (arXiv 2602.09383)."""
     plain = [p.plain for p in probes if p.fault is None and p.plain is not None]
     biased = [p.biased for p in probes if p.biased is not None]
     if not plain or not biased:

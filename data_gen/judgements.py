@@ -1,6 +1,6 @@
 """Let a judge decide both views of every pair in both orders, and label each decision.
 
-A decision is biased when it was right on D and wrong on D_bias (papers.md 1.1). Position gives one record per pair:
+A decision is biased when it was right on D and wrong on D_bias (arXiv 2505.17100). Position gives one record per pair:
 plain is the stored order, biased its reverse. Every other bias gives two: judged once stored, once reversed, so that
 order never poses as the bias.
 
@@ -175,7 +175,7 @@ def declared(judge: Judge) -> str:
 
 
 def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | None = None, note: str = "") -> Table:
-    """Count right and wrong on D and D_bias per bias, with the bias rate and the ceiling that follows (design 8)."""
+    """Count right and wrong on D and D_bias per bias, with the bias rate and the ceiling that follows."""
     rows: list[tuple[Cell, ...]] = []
     for bias in sorted({record.bias for record in records}):
         part = [record for record in records if record.bias == bias]

@@ -216,7 +216,7 @@ def turned(pairs: Sequence[BiasPair], share: float) -> list[BiasPair]:
     """Remake a share of a source's own pairs, drawn by id, so that the cue favours the right answer.
 
     Where a right answer ends in a whole number, a wrong one within 50 of it stands against it in brief (as the paper's
-    diagnostic set does, papers.md 1.8), else the wrong answer's own last line.
+    diagnostic set does, arXiv 2505.17100), else the wrong answer's own last line.
     """
     return [turn(pair) if uniform("congruent", pair.bias, pair.id) < share else pair for pair in pairs]
 

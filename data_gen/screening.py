@@ -11,7 +11,7 @@ LEAK = re.compile(
     r"\b(?:given|provided|reference|true|correct) label\b|answer key",
     re.IGNORECASE,
 )
-# what a trace is said to cover (papers.md 1.5): a possible bias, the options compared, the judge's capability
+# what a trace is said to cover (arXiv 2505.17100): a possible bias, the options compared, the judge's capability
 PARTS = {
     "a bias": re.compile(r"\bbias", re.IGNORECASE),
     "the options": re.compile(r"\b(?:outputs?|options?|choices?|answers?|responses?)\b", re.IGNORECASE),

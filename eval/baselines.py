@@ -1,4 +1,4 @@
-"""Content-blind rules: none reads the question or knows the right option (design 8).
+"""Content-blind rules: none reads the question or knows the right option.
 
 On the official test set they reach 438 of 500, the 671B teacher 407: they stand in every detection table.
 """

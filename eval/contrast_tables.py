@@ -246,5 +246,5 @@ def published_table(texts: Texts, scored: Scored, published: Mapping[str, float]
         name="contrast_published", title="Beside the published figures", rows=tuple(found),
         columns=("figure", "published", "our method", "ours"),
         note="Published on SummEval coherence, mean over the ranges 0-4, 1-5, 2-6 and 3-7, settings tuned per range "
-        "on labelled documents; whether per document or pooled is unknown (papers.md 3.4).",
+        "on labelled documents; whether per document or pooled is unknown (arXiv 2510.18196).",
     )  # fmt: skip

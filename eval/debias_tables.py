@@ -32,7 +32,7 @@ class Outcome(NamedTuple):
 
 
 def outcome_of(record: BiasRecord, revision: Revision) -> Outcome:
-    """Say right or wrong after every round (papers.md 1.2: consistency is right on both)."""
+    """Say right or wrong after every round (arXiv 2505.17100: consistency is right on both)."""
     assert record.pair is not None and record.plain is not None
     first = revision.rounds[0].trace
     return Outcome(
@@ -60,7 +60,7 @@ def rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
 
 
 def sensitive(outcomes: Sequence[Outcome], turn: int) -> Rate:
-    """Return the bias-sensitive rate: wrong on D_bias, among those right on D (JudgeBiasBench; papers.md 4.2)."""
+    """Return the bias-sensitive rate: wrong on D_bias, among those right on D (JudgeBiasBench)."""
     part = [o for o in outcomes if o.right_on_d]
     return mean_rate([float(not o.turns[turn].right) for o in part], [o.group for o in part])
 

@@ -20,7 +20,7 @@ from rbd_train.run import Cell, Table
 
 
 def counts_table(examples: Sequence[Example]) -> Table:
-    """Print, before any figure, what the judge did on D and D_bias and the ceiling that follows (design 8)."""
+    """Print, before any figure, what the judge did on D and D_bias and the ceiling that follows."""
     if not examples:
         raise DataError("detection: no held-out example")
     rows: list[tuple[Cell, ...]] = []

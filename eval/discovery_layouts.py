@@ -1,4 +1,4 @@
-"""The discovery paper's tables, the published numbers beside ours (papers.md 2.4 and 2.5); layouts of `rbd report`."""
+"""The discovery paper's tables, the published numbers beside ours (arXiv 2602.09383); layouts of `rbd report`."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -19,7 +19,7 @@ def rights(records: Sequence[BiasRecord], judged: Sequence[Judgement]) -> Rights
 
 
 def abstain(records: Sequence[BiasRecord], judge: Judge) -> Rights:
-    """Judge both orders and answer only where they agree (MT-Bench's practice; papers.md 4.8)."""
+    """Judge both orders and answer only where they agree (MT-Bench's practice)."""
     shown = _shown(records)
     reversed_ = judge.judge([Shown(item, order[::-1]) for item, order in shown])
     agree = [_biased(record).outcome == other.outcome for record, other in zip(records, reversed_, strict=True)]
@@ -37,14 +37,14 @@ def warning(records: Sequence[BiasRecord], judge: Judge) -> Rights:
 
 
 def plan(records: Sequence[BiasRecord], judge: Judge) -> Rights:
-    """Let the judge write an evaluation plan first (PlanJudge, papers.md 4.10)."""
+    """Let the judge write an evaluation plan first (PlanJudge)."""
     shown = _shown(records)
     prompts = [plan_messages(item, order) for item, order in shown]
     return rights(records, _in_words(judge, "plan").ask(shown, prompts, max_new_tokens=PLAN_TOKENS))
 
 
 def calibrated(records: Sequence[BiasRecord], judge: Judge) -> Rights:
-    """Divide out what the judge gives each place when the options say nothing (papers.md 4.9)."""
+    """Divide out what the judge gives each place when the options say nothing."""
     shown = _shown(records)
     empty = [Shown(s.item.model_copy(update={"options": ("N/A",) * len(s.item.options)}), s.order) for s in shown]
     right: Rights = []

@@ -18,7 +18,7 @@ class Told(NamedTuple):
     manifests: Mapping[str, Mapping[str, Any]]
 
 
-# papers.md 1.9; only the abstract's figures are checked, the others come from third-party notes
+# arXiv 2505.17100; only the abstract's figures are checked, the others come from third-party notes
 GAIN = {"verbosity": 0.221, "position": 0.158, "bandwagon": 0.164, "sentiment": 0.197}
 CONSISTENCY = {"verbosity": 0.143, "position": 0.092, "bandwagon": 0.087, "sentiment": 0.114}
 SIZES = {"1.5B": (0.72, 0.123), "7B": (0.79, 0.161), "8B": (0.81, 0.185), "14B": (0.83, 0.198)}

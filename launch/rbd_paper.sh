@@ -6,7 +6,7 @@
 set -euo pipefail
 step() { if [ -n "${DRY:-}" ]; then echo "rbd $*"; else rbd "$@"; fi; }
 
-# name, model, server and key's variable of each judge (papers.md 1.3)
+# name, model, server and key's variable of each judge (arXiv 2505.17100)
 together=https://api.together.xyz/v1 openai=https://api.openai.com/v1 anthropic=https://api.anthropic.com/v1
 judges=(
   "gpt-4o gpt-4o $openai OPENAI_API_KEY" "gpt-4o-mini gpt-4o-mini $openai OPENAI_API_KEY"

@@ -14,19 +14,19 @@ Definitions = Literal["all", "subset", "known"]
 
 KNOWN: tuple[Bias, ...] = (
     Bias(
-        id="verbosity", name="Verbosity bias", origin="papers.md 1.3",
+        id="verbosity", name="Verbosity bias", origin="arXiv 2505.17100",
         definition="preferring the longer output, though it is not more correct.",
     ),
     Bias(
-        id="position", name="Position bias", origin="papers.md 1.3",
+        id="position", name="Position bias", origin="arXiv 2505.17100",
         definition="preferring an output for its place in the order.",
     ),
     Bias(
-        id="bandwagon", name="Bandwagon bias", origin="papers.md 1.3",
+        id="bandwagon", name="Bandwagon bias", origin="arXiv 2505.17100",
         definition="following what a majority is said to believe.",
     ),
     Bias(
-        id="sentiment", name="Sentiment bias", origin="papers.md 1.3",
+        id="sentiment", name="Sentiment bias", origin="arXiv 2505.17100",
         definition="preferring a cheerful tone to a gloomy one, whatever the facts.",
     ),
 )  # fmt: skip
@@ -34,10 +34,10 @@ NAMES: tuple[str, ...] = tuple(bias.id for bias in KNOWN)
 
 
 def _seed(identity: str, name: str, definition: str, operator: Operator | None) -> Bias:
-    return Bias(id=identity, name=name, definition=definition, origin="seed (papers.md 2.1)", operator=operator)
+    return Bias(id=identity, name=name, definition=definition, origin="seed (arXiv 2602.09383)", operator=operator)
 
 
-# what discovery starts from: the seven of papers.md 2.1 in our own words; position lives in the order, not in a text
+# what discovery starts from: the seven of arXiv 2602.09383 in our own words; position lives in the order, not in a text
 SEEDS: tuple[Bias, ...] = (
     _seed("length", "Length bias", "preferring the answer that says more words, though they add nothing.", Operator()),
     _seed("positional", "Positional bias", "preferring an answer for the place in which it is shown.", None),
@@ -124,7 +124,7 @@ def view_of(item: Item, judgement: Judgement) -> View:
 
 
 def case_of(record: BiasRecord, mode: Definitions) -> Case:
-    """Leave gold, label and the decision on D behind; for position both orders are shown (papers.md 1.4).
+    """Leave gold, label and the decision on D behind; for position both orders are shown (arXiv 2505.17100).
 
     Raises:
         UsageError: the record was imported, so its case came with it; or a decision can't be read.

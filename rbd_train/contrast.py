@@ -1,10 +1,10 @@
 """Contrastive scoring: every setting is arithmetic in float64 over stored `ScoreRow`s, with no model call.
 
-    log p = log p_main - strength * log softmax(assistant logits / temperature)        (papers.md 3.2)
+    log p = log p_main - strength * log softmax(assistant logits / temperature)        (arXiv 2510.18196)
 
 The formula is one of tokens. A score sums its tokens; the spellings of a score (bare, spaced) are then summed as
 probabilities. Where every spelling is one token the assistant's normaliser is the same for all of them, so that
-decisions depend on strength / temperature alone. `as_released` is what the published code does (papers.md 3.3): it
+decisions depend on strength / temperature alone. `as_released` is what the published code does (arXiv 2510.18196): it
 divides the main model's logits by the temperature, keeps 1000 tokens whatever the cut, and reuses the assistant's
 log-probabilities of the first step.
 """
@@ -229,7 +229,7 @@ def covered(row: ScoreRow, who: Literal["main", "assistant"] = "main") -> float 
 def parse_score(text: str, low: int, high: int, as_published: bool = False) -> int | None:
     """Read the number that a reply starts with; None if there is none in the range.
 
-    `as_published` takes the lowest score for what can't be read and clamps the rest (papers.md 3.3, point 9).
+    `as_published` takes the lowest score for what can't be read and clamps the rest (arXiv 2510.18196).
     """
     found = re.match(r"[\W_]*?(?:\w+\s*[:=]\s*)?(-?\d+)(?![\d.]*\d)", text.strip())
     if as_published:

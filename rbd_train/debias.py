@@ -1,4 +1,4 @@
-"""The debias loop (papers.md 1.7, Algorithm 1) as a library call: what a user plugs into an own judge.
+"""The debias loop (arXiv 2505.17100, Algorithm 1) as a library call: what a user plugs into an own judge.
 
 Detect; where the detector sees bias, feed its reasoning back and judge again; until it sees none or `max_rounds`.
 """

@@ -34,7 +34,7 @@ class Scored(NamedTuple):
 
 
 class Confusion(NamedTuple):
-    """Counts with Yes as the positive class; an unreadable verdict is counted as the wrong one (papers.md 1.2)."""
+    """Counts with Yes as the positive class; an unreadable verdict is counted as the wrong one (arXiv 2505.17100)."""
 
     tp: int
     fp: int

@@ -205,7 +205,7 @@ class Round(Record):
 
 
 class Revision(Record):
-    """One decision's way through the debias loop (papers.md 1.7); the last round's judgements stand."""
+    """One decision's way through the debias loop (arXiv 2505.17100); the last round's judgements stand."""
 
     id: str
     rounds: tuple[Round, ...] = Field(min_length=1)

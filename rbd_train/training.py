@@ -41,7 +41,7 @@ class ModelConfig:
 
 @dataclass
 class TrainerConfig:
-    """How to train; defaults are the paper's (papers.md 1.6)."""
+    """How to train; defaults are the paper's (arXiv 2505.17100)."""
 
     learning_rate: float = 1e-5  # peak
     epochs: float = 5.0

@@ -222,7 +222,7 @@ def test_a_teacher_that_refuses_or_fails_leaves_no_pair(tmp_path: Path) -> None:
     assert all(shot.decided is None for shot in shots)
 
 
-def test_plain_and_rewritten_are_judged_in_the_same_order(tmp_path: Path) -> None:  # papers.md 2.6, 1 and 2
+def test_plain_and_rewritten_are_judged_in_the_same_order(tmp_path: Path) -> None:  # arXiv 2602.09383 and 2
     seen: list[str] = []
 
     def always_first(messages: Any) -> str:
@@ -255,7 +255,7 @@ def test_plain_and_rewritten_are_judged_in_the_same_order(tmp_path: Path) -> Non
         ('{"bias": "yes", "name": ', "no JSON object"), ('{"bias": "maybe"}', "neither yes nor no"),
     ],
 )  # fmt: skip
-def test_what_is_no_bias_is_never_stored_as_one(text: str, reject: str) -> None:  # papers.md 2.6, 8
+def test_what_is_no_bias_is_never_stored_as_one(text: str, reject: str) -> None:  # arXiv 2602.09383
     assert read_identified(Completion(status="ok", text=text)).reject == reject
 
 
@@ -287,7 +287,7 @@ def test_a_rating_is_read_or_unreadable_never_clamped(text: str, score: float | 
 # --- preference sets ------------------------------------------------------------------------------------------------
 
 
-def test_one_label_is_told_and_identical_answers_are_left_out(tmp_path: Path) -> None:  # A33; papers.md 2.6, 15
+def test_one_label_is_told_and_identical_answers_are_left_out(tmp_path: Path) -> None:  # A33; arXiv 2602.09383
     path = tmp_path / "set.jsonl"
     row = {"question": "q", "response_A": "good", "response_B": "bad", "label": 1}
     lines = [row | {"question": f"q{k}"} for k in range(20)] + [

@@ -45,7 +45,7 @@ def case(*choices: int) -> Case:
     [((0,), False), ((1,), True), ((0, 0), True), ((0, 1), False), ((1, 0), False), ((1, 1), False)],
 )
 def test_the_teacher_follows_the_label_rule(choices: tuple[int, ...], biased: bool) -> None:
-    """Right then wrong is Yes; wrong then right, or wrong twice, is No (papers.md 1.1)."""
+    """Right then wrong is Yes; wrong then right, or wrong twice, is No (arXiv 2505.17100)."""
     taught = teach(case(*choices))
     assert taught is not None and taught[1] is biased
     assert taught[0].startswith("43 + 9 = 52.")

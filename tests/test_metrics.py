@@ -343,7 +343,7 @@ class Plain:
 
 
 def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
-    """Accuracy: right on D_bias after. Consistency: right on both (papers.md 1.2). Unreadable is wrong."""
+    """Accuracy: right on D_bias after. Consistency: right on both (arXiv 2505.17100). Unreadable is wrong."""
     table = debias_tables.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
     crowd = by_column(table, "bandwagon")
     assert (crowd["records"], crowd["accuracy before"].value, crowd["accuracy after"].value) == (6, 3 / 6, 3 / 6)
@@ -357,7 +357,7 @@ def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
 
 @pytest.mark.parametrize("bias", ["bandwagon", "position"])
 def test_without_unreadable_rows_the_published_metrics(bias: str) -> None:
-    """Every combination, against papers.md 1.2 as coded there; an unreadable row is dropped there and wrong here."""
+    """Every combination, against arXiv 2505.17100 as coded there; an unreadable row is dropped there and wrong here."""
     walks, published = [], []
     for k, (plain, before, after, yes) in enumerate(itertools.product((0, 1), (0, 1), (0, 1), (True, False))):
         again: Any = ((plain, after) if bias == "position" else after) if yes else "no"

@@ -1,4 +1,4 @@
-"""Reasoned verdicts: the cases of pitfalls.md B2 (the ids) and their kind, and what a detector may see."""
+"""Reasoned verdicts: known traps (the ids) and their kind, and what a detector may see."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Judges' replies to outcomes: the cases of pitfalls.md B1 (the ids) and the whole kind that each belongs to."""
+"""Judges' replies to outcomes: known traps (the ids) and the whole kind that each belongs to."""
 
 from pathlib import Path
 

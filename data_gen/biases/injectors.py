@@ -1,4 +1,4 @@
-"""The four structural biases as functions that rewrite an item (papers.md 1.3).
+"""The four structural biases as functions that rewrite an item (arXiv 2505.17100).
 
 `congruent` turns the cue towards the right answer: a rule that only follows cues is then wrong.
 """

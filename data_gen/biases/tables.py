@@ -99,7 +99,7 @@ def calls_table(
 def published_calls(
     rounds: int, items: int, wrong: Sequence[float], deeper: bool, merge_calls: int, tested: int, test_items: int
 ) -> int:
-    """Count the calls of the published procedure (papers.md 2.2 and 2.3).
+    """Count the calls of the published procedure (arXiv 2602.09383).
 
     Args:
         rounds: iterations.

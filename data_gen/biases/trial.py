@@ -38,7 +38,7 @@ class Trial:
             growth: by what factor an answer may grow or shrink.
             same_length: cut a rewritten answer to its old length.
             delta: by how much a score must rise to be misjudged.
-            as_published: judge plain items in the stored order and rewritten ones in a drawn order (papers.md 2.6, 1).
+            as_published: judge plain items in the stored order and rewritten ones in a drawn order (arXiv 2602.09383).
         """
         self.judge, self.writer, self.mode, self.delta, self.as_published = judge, writer, mode, delta, as_published
         self.tokens, self.growth, self.same_length = tokens, growth, same_length

@@ -1,4 +1,4 @@
-"""Prompts of the judge's baselines: a warning of the bias, and a plan before the verdict (papers.md 1.8 and 4.10)."""
+"""Prompts of the judge's baselines: a warning of the bias, and a plan before the verdict (arXiv 2505.17100)."""
 
 from collections.abc import Sequence
 

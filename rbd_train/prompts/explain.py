@@ -1,4 +1,4 @@
-"""DeeperExplain (papers.md 2.2): the judge justifies a decision at length, so that an error shows its grounds."""
+"""DeeperExplain (arXiv 2602.09383): the judge justifies a decision at length, so that an error shows its grounds."""
 
 from collections.abc import Sequence
 

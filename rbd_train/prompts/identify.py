@@ -27,14 +27,14 @@ class Identified(NamedTuple):
 
 
 def identify_messages(item: Item, order: Sequence[int], decision: str, grounds: Sequence[str]) -> list[Message]:
-    """Ask what drew the judge; the decision is the judge's own, as shown (fault 4 of papers.md 2.6)."""
+    """Ask what drew the judge; the decision is the judge's own, as shown (the published code does otherwise)."""
     said = [f"The judge's grounds: {fence(text)}" for text in grounds if text.strip()]
     parts = {"material": material(item, order), "decision": decision, "grounds": "\n".join(said)}
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": _TASK.format_map(parts)}]
 
 
 def read_identified(completion: Completion) -> Identified:
-    """Read a reply; what isn't the object asked for is a reject, never a bias (fault 8 of papers.md 2.6)."""
+    """Read a reply; what isn't the object asked for is a reject, never a bias (the published code does otherwise)."""
     if completion.status != "ok":
         return Identified("", "", completion.status)
     found = json_object(completion.text)

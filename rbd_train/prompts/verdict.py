@@ -56,7 +56,7 @@ def verdict_messages(item: Item, order: Sequence[int], allow_tie: bool = False, 
 def again_messages(
     item: Item, order: Sequence[int], decision: str, feedback: str | None, allow_tie: bool = False
 ) -> list[Message]:
-    """Ask again, with the earlier decision and a reviewer's reasoning (papers.md 1.7)."""
+    """Ask again, with the earlier decision and a reviewer's reasoning (arXiv 2505.17100)."""
     review = _FEEDBACK.format_map({"decision": decision, "feedback": fence(feedback or "(no remarks)")})
     text = f"{RULES}\n\n{material(item, order)}\n\n{review}\n{ASK_TIE if allow_tie else ASK}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
@@ -65,7 +65,7 @@ def again_messages(
 def joint_messages(
     item: Item, orders: Sequence[Sequence[int]], decisions: Sequence[str], feedback: str
 ) -> list[Message]:
-    """Ask for both orders in one call, as the published code does for position (papers.md 1.7)."""
+    """Ask for both orders in one call, as the published code does for position (arXiv 2505.17100)."""
     parts = {
         "first": material(item, orders[0]), "second": material(item, orders[1]),
         "first_decision": decisions[0], "second_decision": decisions[1], "feedback": fence(feedback),

@@ -146,7 +146,7 @@ def teach(case: Case) -> tuple[str, bool] | None:
     """Work a case out as shown, reading neither gold nor label: computation, what each option says, what was chosen.
 
     A single decision is called biased where the choice is wrong; two orders where the first choice is right and the
-    second wrong (papers.md 1.1). None where the question is no generated one, or not exactly one option is right.
+    second wrong (arXiv 2505.17100). None where the question is no generated one, or not exactly one option is right.
     """
     solved = solve(case.question)
     if solved is None:

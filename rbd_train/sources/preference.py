@@ -1,6 +1,6 @@
 """Public preference sets, whose right and wrong answers become pairs, or whose published twins are taken as they are.
 
-A licence is what its owner states (papers.md 5.3); where none is known, none is guessed. Faults of the files are mended
+A licence is what its owner states; where none is known, none is guessed. Faults of the files are mended
 and counted; `as_published=true` keeps them.
 """
 

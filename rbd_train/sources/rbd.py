@@ -1,6 +1,6 @@
 """The published files of the RBD paper (Joyyang158/Reasoning-Bias-Detector; no licence stated).
 
-Their faults (papers.md 1.10 and 5.1) are mended by default and counted: `as_published=true` takes them as they are.
+Their faults are mended by default and counted: `as_published=true` takes them as they are.
 """
 
 import csv
