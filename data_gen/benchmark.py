@@ -1,7 +1,7 @@
 """Harden a preference set: write a library's biases into the wrong answers, keep what fools several judges.
 
-The recipe of JudgeBench-Pro (arXiv 2602.09383), its checks made explicit: k variants per item, an adversarial filter, an
-export for people to review (blind), and the import of their reviews.
+The recipe of JudgeBench-Pro (arXiv 2602.09383), its checks made explicit: k variants per item, an adversarial filter,
+an export for people to review (blind), and the import of their reviews.
 
 In: a preference set (conf/source), a library, optionally reviews. Out: `benchmark.jsonl` and `benchmark.csv`
 (JudgeBench's columns and injected_bias), `review.csv` (to fill in), `dropped.jsonl` (Dropped).

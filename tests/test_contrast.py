@@ -81,7 +81,7 @@ def row_of(seed: int, low: int, high: int, spaced: bool = False, strange: int = 
 
 
 def brute(main: Logits, assistant: Logits, low: int, high: int, spaced: bool, setting: Setting) -> list[float]:
-    """Combine whole vocabularies as arXiv 2510.18196 (paper) and 3.3 (as_released) write it, then pick the scores out."""
+    """Combine whole vocabularies as the paper and the published code do, then pick the scores out."""
 
     def combined(prefix: tuple[int, ...]) -> Any:
         ours, theirs = main[prefix][:VOCABULARY], assistant[prefix][:VOCABULARY]
