@@ -24,7 +24,7 @@ from rbd_train.metrics import ceiling, proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Item, Judgement, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources.rbd import read_reasoning
-from rbd_train.tables import replies_table
+from rbd_train.tables import declared, replies_table
 
 COURTESY = "Please look at this question."
 
@@ -164,14 +164,6 @@ def noise_note(samples: int, sham: bool) -> str:
     """Say what the column noise holds."""
     asked = [f"{samples} more samples"] * bool(samples) + [f'"{COURTESY}" before the question'] * sham
     return f"noise: decisions on D_bias that flip by themselves ({' and '.join(asked) or 'not measured'})"
-
-
-def declared(judge: Judge) -> str:
-    """Declare a planted leaning, in every table that shows its judge."""
-    leaning, planted = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
-    if planted:
-        return f"judge {judge.name}: simulated, planted rates {planted}"
-    return f"judge {judge.name}: planted leaning (nats) {dict(leaning)}" if leaning else f"judge {judge.name}: as it is"
 
 
 def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | None = None, note: str = "") -> Table:

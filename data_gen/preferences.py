@@ -22,6 +22,7 @@ from rbd_train.metrics import mean_rate
 from rbd_train.records import Bias, Dropped, Preference, Question, Split, Turn, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.store import fingerprint, unique
+from rbd_train.tables import counted
 
 
 @dataclass
@@ -142,6 +143,6 @@ def pairs_table(pairs: Sequence[Preference], dropped: Sequence[Dropped], left_ou
                      sum(gap > 0 for gap in gaps) / len(gaps))
                 )  # fmt: skip
     counts = Counter(row.reason for row in dropped) + Counter(left_out)
-    note = "Left out: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing")
+    note = f"Left out: {counted(counts)}"
     columns = ("bias", "split", "pairs", "chosen minus rejected, characters", "chosen longer")
     return Table(name="preferences", title="Preference pairs", columns=columns, rows=tuple(rows), note=note)

@@ -92,12 +92,17 @@ def decision(judgement: Judgement) -> str:
 
 
 def three(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Pick the three that the page opens with: a repaired one, one rightly left alone, a broken one (first by id)."""
-    picked: dict[str, dict[str, Any]] = {}
-    for case in sorted(cases, key=lambda case: str(case["record"].id)):
-        if case["kind"] in FLIPS or (case["kind"] == KINDS[True, True] and case["flagged"] == "No"):
-            picked.setdefault(case["kind"], case)
-    return [picked[kind] for kind in ("Repaired", KINDS[True, True], "Broken") if kind in picked]
+    """Pick the three that the page opens with: a repaired one, one rightly left alone, a broken one.
+
+    The first by id of a bias that isn't shown yet, else the first by id.
+    """
+    picked: list[dict[str, Any]] = []
+    for kind in ("Broken", "Repaired", KINDS[True, True]):
+        found = [case for case in cases if case["kind"] == kind and (kind in FLIPS or case["flagged"] == "No")]
+        shown = {case["record"].bias for case in picked}
+        found.sort(key=lambda case: (case["record"].bias in shown, str(case["record"].id)))
+        picked += found[:1]
+    return [*picked[1:], *picked[:1]] if picked and picked[0]["kind"] == "Broken" else picked
 
 
 def json_rows(path: Path) -> Iterator[dict[str, Any]]:

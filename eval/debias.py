@@ -39,6 +39,7 @@ from rbd_train.judge import Judge, Shown
 from rbd_train.metrics import Rate, proportion
 from rbd_train.records import BiasRecord, Example, Judgement, Revision
 from rbd_train.run import Run
+from rbd_train.tables import counted
 
 
 @dataclass
@@ -200,7 +201,7 @@ def usable(
             per_bias[record.bias] = per_bias.get(record.bias, 0) + 1
             kept.append(record)
     if not kept:
-        raise DataError(f"debias: no record is left of {len(records)}; left out: {left_out}")
+        raise DataError(f"debias: no record is left of {len(records)}; left out: {counted(left_out)}")
     return kept, left_out
 
 

@@ -8,6 +8,7 @@ from rbd_train.judge import Judge
 from rbd_train.metrics import Rate, detectable, holm, macro, mean_rate, paired_test
 from rbd_train.records import BiasRecord, Judgement, Revision, Round
 from rbd_train.run import Cell, Table
+from rbd_train.tables import counted, declared
 
 
 class Turn(NamedTuple):
@@ -125,18 +126,10 @@ def accuracy_table(outcomes: Sequence[Outcome], left_out: Mapping[str, int], jud
         columns=("bias", "records", "accuracy before", "accuracy after", "gain", "p", "p (Holm)", "smallest detectable",
                  "consistency before", "consistency after", "sameness before", "sameness after",
                  "bias-sensitive before", "bias-sensitive after", "coverage", "after, readable"),
-        note=f"Judge {judge.name}: {planted(judge)}. Consistency: right on D and on D_bias. Sameness: the same answer "
+        note=f"{declared(judge)}. Consistency: right on D and on D_bias. Sameness: the same answer "
         "on both, right or wrong. Bias-sensitive: wrong on D_bias, of those right on D. Unreadable counts as wrong. "
-        f"p: exact McNemar, after against before, by question; Holm over biases. Left out: {dict(left_out)}.",
+        f"p: exact McNemar, after against before, by question; Holm over biases. Left out: {counted(left_out)}.",
     )  # fmt: skip
-
-
-def planted(judge: Judge) -> str:
-    """Declare what is simulated about a judge."""
-    leaning, rates = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
-    if rates:
-        return f"simulated, planted rates {rates}"
-    return f"planted leaning (nats) {dict(leaning)}" if leaning else "as it is"
 
 
 def changes_table(outcomes: Sequence[Outcome]) -> Table:

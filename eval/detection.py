@@ -24,7 +24,7 @@ from rbd_train.errors import DataError
 from rbd_train.metrics import f1_rate, macro_f1, proportion
 from rbd_train.records import BiasRecord, Case, Example, Trace
 from rbd_train.run import Run, Table, read_manifest
-from rbd_train.tables import markdown
+from rbd_train.tables import counted, markdown
 from rbd_train.weights import add_scores
 
 
@@ -60,7 +60,9 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
     sets = [CaseSet("", run.read(path, Example), {}), *(judged_set(run, name, trained) for name in cfg.also)]
     for part in sets:
         if not part.examples:
-            raise DataError(f"detection: no held-out example in {part.name or path}; left out: {part.left_out}")
+            raise DataError(
+                f"detection: no held-out example in {part.name or path}; left out: {counted(part.left_out)}"
+            )
     others = {part.name: other_detectors(run, cfg.compare, part) for part in sets}
     detector = cfg.detector.open(run.ledger)
     try:
@@ -174,7 +176,7 @@ def tables_of(
     ]  # fmt: skip
     if not part.name:
         return tables
-    out = f"Test set {part.name}; left out: {part.left_out}."
+    out = f"Test set {part.name}; left out: {counted(part.left_out)}."
     return [
         table.model_copy(
             update={"name": f"{table.name}{part.suffix}", "title": f"{table.title} ({part.name})",

@@ -3,6 +3,7 @@
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from eval.baselines import RULES
 from eval.verdicts import Verdicts, best_rule, biases_of, scored
 from rbd_train.errors import DataError
 from rbd_train.metrics import (
@@ -64,7 +65,10 @@ def methods_table(examples: Sequence[Example], said: Verdicts, detector: str) ->
              counts.recall, mean_rate([float(r.verdict == r.label) for r in readable], [r.group for r in readable]),
              len(readable) / len(part) if part else None, *per_bias)
         )  # fmt: skip
-    chosen = ", ".join(f"{bias}: {kind}" for bias, kind in best_rule(examples).items())
+    chosen = "; ".join(
+        f"{bias}, {RULES[bias].__name__.replace('_', ' ') if kind == 'rule' else kind}"
+        for bias, kind in best_rule(examples).items()
+    )
     fewer = [name for name in names if len(said[name]) < len(said[detector]) and not name.startswith("rule")]
     missing = f" Not the same cases: {', '.join(fewer)} speak of fewer." if fewer else ""
     return Table(
@@ -72,8 +76,8 @@ def methods_table(examples: Sequence[Example], said: Verdicts, detector: str) ->
         columns=("method", "cases", "macro F1", "accuracy", "precision", "recall", "accuracy, readable", "coverage",
                  *(f"F1 {bias}" for bias in biases)),
         note="Yes is the positive class; unreadable counts as wrong except in the readable column. Macro: mean over "
-        "biases; a dash where a bias has no Yes. Intervals: 95 %, by question. Best rule (chosen on these rows): "
-        f"{chosen}.{missing}",
+        "biases; a dash where a bias has no Yes. Intervals: 95 %, by question. Best rule (chosen on these "
+        f"rows by accuracy): {chosen}.{missing}",
     )  # fmt: skip
 
 
@@ -95,8 +99,9 @@ def paired_table(examples: Sequence[Example], said: Verdicts, detector: str) -> 
          detectable(test.n, test.only_first + test.only_second))
         for (bias, judge, f1, accuracy, test), p in zip(tests, [*adjusted, None], strict=True)
     )  # fmt: skip
+    name = f"{detector[:1].upper()}{detector[1:]}"
     return Table(
-        name="detection_paired", title=f"{detector} against the best rule, per bias and judge",
+        name="detection_paired", title=f"{name} against the best rule, per bias and judge",
         columns=("bias", "judge", "cases", "F1", "accuracy", "only the detector right", "only the rule right", "p",
                  "p (Holm)", "mid-p", "smallest detectable"), rows=rows,
         note="Exact McNemar test on the same cases, two-sided, by question; Holm over biases and judges (the "

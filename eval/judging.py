@@ -21,6 +21,7 @@ from rbd_train.records import BiasPair, Item, Judgement, Question, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources import Loaded
 from rbd_train.store import unique
+from rbd_train.tables import declared
 
 
 @dataclass
@@ -182,13 +183,12 @@ def domains_table(judged: Sequence[Judged], judge: Judge) -> Table:
              *(orders_rate(part, state) for state in ("both right", "different", "both wrong", "unreadable")),
              firsts / len(decisions), sum(row.item.gold == 0 for row in part) / len(part))
         )  # fmt: skip
-    leaning = getattr(judge, "leaning", {}) or getattr(judge, "planted", {})
     return Table(
         name="judging", title="The judge on a preference set, both orders", rows=tuple(rows),
         columns=("domain", "items", "error rate", "error rate, readable", "coverage", "both orders right",
                  "orders differ", "both orders wrong", "an order unreadable", "chose the first shown",
                  "gold stored first"),
-        note=f"Judge {judge.name}{f', planted {dict(leaning)}' if leaning else ''}. Unreadable counts as wrong except "
+        note=f"{declared(judge)}. Unreadable counts as wrong except "
         "in the readable column. Intervals: 95 %, by question.",
     )  # fmt: skip
 

@@ -3,6 +3,7 @@
 import csv
 import io
 from collections.abc import Mapping
+from typing import Any
 
 from rbd_train.engine import Engine
 from rbd_train.errors import DataError, printable
@@ -22,6 +23,24 @@ def cell_text(cell: Cell) -> str:
     if isinstance(cell, float):
         return f"{cell:.3g}" if abs(cell) < 0.001 and cell else f"{cell:.3f}"
     return printable(str(cell))
+
+
+def listed(values: Mapping[str, object]) -> str:
+    """Say named values in a sentence: `a 1, b 2`; nothing where there are none."""
+    return ", ".join(f"{name} {value}" for name, value in values.items()) or "nothing"
+
+
+def counted(counts: Mapping[str, int]) -> str:
+    """Say what was counted, what wasn't there passed over: `a: 1, b: 2`, or nothing."""
+    return ", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items()) if count) or "nothing"
+
+
+def declared(judge: Any) -> str:
+    """Name a judge and declare what is planted or simulated, in every table that shows it."""
+    leaning, rates = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
+    if rates:
+        return f"Judge {judge.name}: simulated, planted rates: {listed(rates)}"
+    return f"Judge {judge.name}: {f'planted leaning in nats: {listed(leaning)}' if leaning else 'as it is'}"
 
 
 def show(table: Table) -> str:

@@ -8,18 +8,19 @@ from rbd_train.metrics import paired_difference, proportion
 from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Bias, Candidate, Probe
 from rbd_train.run import Cell, Table
+from rbd_train.tables import counted
 
 
 def rounds_table(rounds: Sequence[Any], stop: str, left_out: Mapping[str, int]) -> Table:
     """Count what every round did; what failed is counted by its reason."""
     cells = [
-        (r.number, r.items, _counts(r.rewrite_faults), r.unreadable, r.misjudged, r.named, _counts(r.not_named),
+        (r.number, r.items, counted(r.rewrite_faults), r.unreadable, r.misjudged, r.named, counted(r.not_named),
          r.distinct, r.tested, r.accepted)
         for r in rounds
     ]  # fmt: skip
     columns = ("round", "items", "rewrites that failed", "unreadable", "misjudged", "biases named", "none named",
                "distinct", "new, tested", "accepted")  # fmt: skip
-    note = f"Stopped: {stop}. Rows left out of the source: {_counts(left_out)}. A failed rewrite is not judged."
+    note = f"Stopped: {stop}. Rows left out of the source: {counted(left_out)}. A failed rewrite is not judged."
     return Table(name="discover_rounds", title="Rounds of discovery", columns=columns, rows=tuple(cells), note=note)
 
 
@@ -45,7 +46,7 @@ def candidates_table(
         f"Selection items: {items}. Rise = (harm - gain) / items; up to {plan.margin} it is no bias; p is adjusted for "
         f"looks and candidates. Smallest effect that {items} items detect with 90 % power (noise "
         f"{noise:.3f}, {len(tested)} candidates): {'none' if smallest is None else f'{smallest:.3f}'}. "
-        f"{_counts(others)}."
+        f"{counted(others)}."
     )
     columns = ("candidate", "round", "named", "items", "failed rewrites", "unreadable", "harm", "gain",
                "rise of the error", "p", "fate", "how")  # fmt: skip
@@ -118,7 +119,3 @@ def _noise(effects: Sequence[Probe]) -> float:
     """Return the share of decisions that a sham rewrite flips."""
     sham = [probe for probe in effects if probe.bias == SHAM.id and probe.fault is None]
     return sum(probe.effect != "none" for probe in sham) / len(sham) if sham else 0.1
-
-
-def _counts(counts: Mapping[str, int]) -> str:
-    return ", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items()) if count) or "none"
