@@ -1,9 +1,12 @@
 """The discovery paper's tables, the published numbers beside ours (arXiv 2602.09383); layouts of `rbd report`."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING
 
 from rbd_train.run import Cell, Table
+
+if TYPE_CHECKING:
+    from eval.layouts import Told
 
 # target: (validated biases, error as it is, error under BiasScope), from third-party notes whose aggregation is unknown
 PUBLISHED = {
@@ -15,7 +18,7 @@ PUBLISHED = {
 LOW = "low: third-party notes"
 
 
-def biasscope_main(runs: Mapping[str, Any]) -> list[Table]:
+def biasscope_main(runs: Mapping[str, "Told"]) -> list[Table]:
     """Lay out, per judge, how many biases were found and what they do to its error."""
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
@@ -39,7 +42,7 @@ def biasscope_main(runs: Mapping[str, Any]) -> list[Table]:
     return [Table(name="biasscope_main", title=title, columns=columns, rows=tuple(rows), note=note)]
 
 
-def judgebench_pro(runs: Mapping[str, Any]) -> list[Table]:
+def judgebench_pro(runs: Mapping[str, "Told"]) -> list[Table]:
     """Lay out hardened sets: how many variants were made and stayed, and how far reviewers agreed."""
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():

@@ -6,6 +6,7 @@ A layout takes the runs, each with its figures and tables, and returns tables. A
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from eval.discovery_layouts import biasscope_main, judgebench_pro
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -95,6 +96,7 @@ def rbd_joint(runs: Mapping[str, Told]) -> list[Table]:
 Layout = Callable[[Mapping[str, Told]], list[Table]]
 LAYOUTS: dict[str, Layout] = {
     "rbd_main": rbd_main, "rbd_baselines": rbd_baselines, "rbd_scaling": rbd_scaling, "rbd_joint": rbd_joint,
+    "biasscope_main": biasscope_main, "judgebench_pro": judgebench_pro,
 }  # fmt: skip
 _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency_after")
 

@@ -63,9 +63,7 @@ class ReportConfig(BaseConfig):
 
     title: str | None = None  # of the page; default: the run's name
     runs: list[str] = field(default_factory=list)  # runs to put side by side, with tests against the first of them
-    layout: str | None = (
-        None  # also lay the tables out as a paper does: rbd_main, rbd_baselines, rbd_scaling, rbd_joint
-    )
+    layout: str | None = None  # also lay the tables out as a paper does: rbd_main, rbd_baselines, biasscope_main, ...
 
 
 @stage("report", ReportConfig)

@@ -3,6 +3,7 @@
 import pytest
 
 from rbd_train.biases import NAMES, definitions_for
+from rbd_train.errors import UsageError
 from rbd_train.records import Case, View
 from rbd_train.sources.generated import MATERIAL, make_questions, solve, stated, teach
 
@@ -53,3 +54,8 @@ def test_the_teacher_follows_the_label_rule(choices: tuple[int, ...], biased: bo
 
 def test_the_teacher_passes_on_what_it_cannot_solve() -> None:
     assert teach(case(0).model_copy(update={"question": "Who wrote Hamlet?"})) is None
+
+
+def test_more_questions_than_there_are_is_an_error() -> None:
+    with pytest.raises(UsageError, match="source.test is 5000: after .* hardly a new one"):
+        make_questions("test", 5000, 0)

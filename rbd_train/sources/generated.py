@@ -64,6 +64,7 @@ MATERIAL: dict[Split, Material] = {
         small=(4, 6, 8),
     ),
 }
+TRIES = 1000  # drawings of a question that is to be new
 STEP = "We add the two numbers."
 # said in words an answer is easy to tell from a wrong one, said backwards it is hard
 IN_WORDS, BACKWARDS = "{x} and {y} more is {v}.", "{v} is {x} + {y}."
@@ -99,9 +100,16 @@ def make_questions(split: Split, per_bias: int, seed: int) -> list[Question]:
         for number in range(per_bias):
             turns = turns or draw.sample(material.templates, len(material.templates))
             template = turns.pop()
-            question = _question(f"gen-{split}-{seed}-{bias}-{number}", bias, template, split, draw)
-            while question.question in seen:
-                question = _question(question.id, bias, template, split, draw)
+            identity = f"gen-{split}-{seed}-{bias}-{number}"
+            for _ in range(TRIES):
+                question = _question(identity, bias, template, split, draw)
+                if question.question not in seen:
+                    break
+            else:
+                raise UsageError(
+                    f"source.{split} is {per_bias}: after {len(seen)} questions there is hardly a new one to be made; "
+                    "ask for fewer"
+                )
             seen.add(question.question)
             questions.append(question)
     return questions
