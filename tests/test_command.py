@@ -73,7 +73,16 @@ def test_help_describes_every_key(rbd: Any, stage: str) -> None:
 
 def slots_of(stage: str) -> list[str]:
     entries = OmegaConf.to_container(OmegaConf.load(CONF / f"{stage}.yaml"))["defaults"]  # type: ignore[index,call-overload]
-    return [next(iter(entry)).split("@")[0] for entry in entries if isinstance(entry, dict)]
+    return [next(iter(entry)).replace("@_global_", "") for entry in entries if isinstance(entry, dict)]
+
+
+def choices_of(stage: str, slot: str) -> list[str]:
+    """List a slot's files; an experiment is for the stages that its first line's command names."""
+    files = sorted((CONF / slot.split("@")[0]).glob("*.yaml"))
+    if slot == "experiment":
+        command = "# (rbd sft|bash) " if stage in ("sft", "plan") else f"# rbd {stage} "
+        files = [path for path in files if re.match(command, path.read_text(encoding="utf-8"))]
+    return [path.stem for path in files]
 
 
 def combinations() -> list[tuple[str, tuple[str, ...]]]:
@@ -82,12 +91,12 @@ def combinations() -> list[tuple[str, tuple[str, ...]]]:
     for stage in STAGES:
         found.append((stage, ()))
         for slot in slots_of(stage):
-            found += [(stage, (f"{slot}={path.stem}",)) for path in sorted((CONF / slot).glob("*.yaml"))]
+            found += [(stage, (f"{slot}={choice}",)) for choice in choices_of(stage, slot)]
             if slot in ("judge", "teacher", "detector"):
                 kind = {"judge": "generative", "teacher": "r1", "detector": "trained"}[slot]
                 found += [
-                    (stage, (f"{slot}={kind}", f"engine@{slot}.engine={path.stem}"))
-                    for path in sorted((CONF / "engine").glob("*.yaml"))
+                    (stage, (f"{slot}={kind}", f"engine@{slot}.engine={choice}"))
+                    for choice in choices_of(stage, "engine")
                 ]
     return found
 
