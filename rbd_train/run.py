@@ -5,6 +5,7 @@ import fcntl
 import json
 import os
 import platform
+import shutil
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -195,8 +196,11 @@ class Run:
             old = read_manifest(self.folder)
             if old is not None and old["status"] == "complete":
                 write_json(self.folder / "manifest.json", {**old, "status": "incomplete"})
-                for file in old["outputs"]:
-                    (self.folder / file).unlink(missing_ok=True)
+                for path in (self.folder / file for file in old["outputs"]):
+                    if path.is_dir():  # a model
+                        shutil.rmtree(path)
+                    else:
+                        path.unlink(missing_ok=True)
         try:
             yield
         finally:

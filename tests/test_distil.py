@@ -111,4 +111,5 @@ def test_an_experiment_begins_with_its_command(path: Path) -> None:
     values = compose(stage, words)
     build(load_stage(stage).config, {("from_" if key == "from" else key): value for key, value in values.items()})
     assert values["launch"] is None or (ROOT / "launch" / f"{values['launch']}.yaml").is_file()
-    assert values["model"]["path"].startswith("deepseek-ai/") and values["seed"] == 3407
+    if stage == "sft":
+        assert values["model"]["path"].startswith("deepseek-ai/") and values["seed"] == 3407
