@@ -121,7 +121,8 @@ def test_preferences_and_benchmark_keep_their_hands_off_what_discovery_used(rbd:
     written = [row for row in train if row["bias"]]
     plain = {row["id"]: row for row in train if not row["bias"]}
     assert all(row["chosen"] == plain[row["provenance"]["plain"]]["chosen"] for row in written)
-    said = rbd("benchmark", *SMALL[:1], "variants=3")
+    harden = ("benchmark", *SMALL[:1], "variants=6", "+judge.engine.leaning.authority=6.0")  # surely fooled by that
+    said = rbd(*harden)
     assert said.code == 0, said.err
     parts = {row["group"]: row["part"] for row in rows(Path("runs/default/discover/parts.jsonl"))}
     final = rows(Path("runs/default/benchmark/benchmark.jsonl"))
@@ -131,7 +132,7 @@ def test_preferences_and_benchmark_keep_their_hands_off_what_discovery_used(rbd:
     for name, verdict in (("anna", "A"), ("ben", "B")):
         head, *body = Path("runs/default/benchmark/review.csv").read_text().split("\n", 1)
         Path(f"{name}.csv").write_text(head + "\n" + body[0].replace(",\n", f",{verdict}\n"))
-    said = rbd("benchmark", *SMALL[:1], "variants=3", "reviews=[anna.csv,ben.csv]", "overwrite=true")
+    said = rbd(*harden, "reviews=[anna.csv,ben.csv]", "overwrite=true")
     assert said.code == 0, said.err
     assert "Fleiss" in said.out and rows(Path("runs/default/benchmark/benchmark.jsonl")) == []
 
