@@ -205,6 +205,9 @@ def _tracked(
         for weight in model.parameters():  # as in every pass but the first: gradients stay, so they are no part of it
             weight.grad = torch.zeros_like(weight) if weight.requires_grad else None
         tracker = MemTracker()
+        if lora_rank:  # it hooks every weight, which torch refuses where one is frozen; gradients are there already
+            track = tracker._track_module_params_and_buffers
+            tracker._track_module_params_and_buffers = lambda module, install_grad_hooks=True: track(module, False)
         tracker.track_external(model, ids)
         with tracker:
             loss = completion_loss(model, ids, completion, autocast)
@@ -258,25 +261,38 @@ class fake:  # noqa: N801
     def __enter__(self) -> Any:
         """Enter torch's fake mode."""
         from torch._subclasses.fake_tensor import FakeTensorMode
+        from transformers import masking_utils
 
-        self.mode = FakeTensorMode()
+        # rows without data can't be looked at for packing: each layer would keep a mask, as none does in training
+        self.found = masking_utils.find_packed_sequence_indices
+        masking_utils.find_packed_sequence_indices = lambda *args, **kwargs: None
+        self.mode = FakeTensorMode(allow_non_fake_inputs=True)  # type: ignore[no-untyped-call]
         self.mode.__enter__()
         return self._made
 
     def __exit__(self, *error: Any) -> None:
         """Leave it."""
+        from transformers import masking_utils
+
         self.mode.__exit__(*error)
+        masking_utils.find_packed_sequence_indices = self.found
 
     @staticmethod
     def _made(config: Any, dtype: str, attention: str, lora_rank: int, classifies: bool) -> Any:
         import torch
+        from torch._subclasses.fake_tensor import unset_fake_temporarily
         from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification
 
         from rbd_train.modelling import add_lora
 
         kind: Any = AutoModelForSequenceClassification if classifies else AutoModelForCausalLM
-        model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
-        return add_lora(model, lora_rank, lora_rank, 0) if lora_rank else model
+        # made without data first: PEFT moves its adapters about, which fake tensors don't allow
+        with unset_fake_temporarily(), torch.device("meta"):  # type: ignore[no-untyped-call]
+            model = kind.from_config(config, dtype=getattr(torch, dtype), attn_implementation=attention)
+            model = add_lora(model, lora_rank, lora_rank, 0) if lora_rank else model
+        model.to_empty(device="cpu")
+        (model.get_base_model() if lora_rank else model).tie_weights()
+        return model
 
 
 def _total(tracker: Any, which: str) -> int:

@@ -136,8 +136,9 @@ def search(stage: str, fixed: Sequence[str], axes: Sequence[Any], config: SweepC
     study = optuna.create_study(
         storage=JournalStorage(JournalFileBackend(str(folder / f"{stage}-{group}.journal"))), study_name=group,
         direction="maximize" if config.maximize else "minimize", load_if_exists=True,
-        sampler=optuna.samplers.TPESampler(seed=values["seed"]),
     )  # fmt: skip
+    # a sampler begins its draws anew at each start: continued with the same seed, it would try the same settings again
+    study.sampler = optuna.samplers.TPESampler(seed=values["seed"] + len(study.get_trials(deepcopy=False)))
     results: list[Result] = []
     for trial in study.get_trials(deepcopy=False):  # killed in the middle: the same setting is tried first again
         if trial.state == TrialState.RUNNING:

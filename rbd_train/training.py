@@ -161,6 +161,9 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
     """
     if objective not in OBJECTIVES:
         raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    for name in ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch"):
+        if getattr(settings, name) <= 0:
+            raise UsageError(f"trainer.{name} is {getattr(settings, name)}; it must be more than 0")
     if model.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
     if model.four_bit and not model.lora_rank:

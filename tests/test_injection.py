@@ -178,7 +178,7 @@ def test_a_prompt_injects_it_and_what_changes_facts_is_dropped(rbd: Any, own: Pa
         (OWN.format(target="left") + "prompt: x\n", "field target"),
         (OWN.format(target="wrong") + "function: no.py:add\n", "no Python file"),
         (OWN.format(target="wrong") + "function: authority.py:sub\n", "no function 'sub'"),
-        ("id: position\nname: n\ndefinition: d\nprompt: p\n", "one of the known"),
+        ("id: position\nname: Position\ndefinition: d\nprompt: p\n", "one of the known"),
         ("id: [\n", "not YAML"),
         ("id: a\nname: n\nprompt: p\n", "field definition"),
     ],

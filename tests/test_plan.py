@@ -113,7 +113,7 @@ def test_states_are_what_deepspeed_holds(tmp_path: Path, launch: str) -> None:
 
 
 def test_what_fits_and_what_would(rbd: Callable[..., Any]) -> None:
-    words = ("plan", "model.shape=" + str(SHAPE).replace("'", "").replace("False", "false"), "trainer.max_length=256")
+    words = ("plan", "++model.shape=" + str(SHAPE).replace("'", "").replace("False", "false"), "trainer.max_length=256")
     said = rbd(*words, "launch=zero3", "gpus=8", "gpu_gb=80")
     assert said.code == 0 and "It fits in 80 GiB" in said.out, said.err
     said = rbd(*words, "gpus=1", "trainer.global_batch=8", "gpu_gb=0.05")

@@ -118,7 +118,7 @@ def test_no_row_left_names_max_length(rbd: Callable[..., Any], train_file: Path)
     "word", ["trainer.global_batch=0", "trainer.micro_batch=0", "trainer.learning_rate=-1", "model.dtype=foo"]
 )
 def test_a_setting_that_trains_nothing_is_named(rbd: Callable[..., Any], train_file: Path, word: str) -> None:
-    said = rbd("sft", f"train={train_file}", "model=tiny", word)
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", word)
     key, value = word.split("=")
     assert said.code == 2 and key in said.err and value in said.err, said.err
 

@@ -65,14 +65,15 @@ def test_faults_are_counted_or_kept(tmp_path: Path) -> None:
     assert loaded.left_out == {"judgebench: a copy": 1, "judgebench: answers are the same": 1}
     assert len(load(tmp_path, [AB, AB, same], format="judgebench", as_published=True).questions) == 3
     tie = ROWS["arena"] | {"winner_model_a": 0}
-    assert load(tmp_path, [tie], format="arena", as_published=True).left_out == {"arena: no winner": 1}
+    assert load(tmp_path, [ROWS["arena"], tie], format="arena", as_published=True).left_out == {"arena: no winner": 1}
+    with pytest.raises(DataError, match="no usable pair; left out: {'arena: no winner': 1}"):
+        load(tmp_path, [tie], format="arena")
 
 
 @pytest.mark.parametrize(
     ("kind", "change", "told"),
     [
         ("judgebench", {"label": 3}, "row|line 1, field label: must be 1 or 2, got 3"),
-        ("judgebench", {"response_A": " "}, "field response_A: blank"),
         ("judgebench", {"question": None}, "field question"),
         ("scienceqa", {"answer": 2}, "field answer: 2 is no index"),
         ("ultrafeedback", {"chosen": []}, "field chosen"),
