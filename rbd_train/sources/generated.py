@@ -46,8 +46,9 @@ MATERIAL: dict[Split, Material] = {
         ),
         names=("Mia", "Tom", "Ana", "Ben", "Lucy", "Omar", "Nina", "Paul", "Rosa", "Jack"),
         things=("pens", "apples", "stamps", "books", "cards", "shells", "cups", "coins", "beads", "plates"),
-        large=(*range(21, 31), *range(41, 60)),
-        small=(3, 5, 7, 9),
+        # many pairs, each seldom seen: a small model that could keep their sums in mind would not learn to add
+        large=(*range(21, 31), *range(41, 80)),
+        small=(3, 5, 7, 9, *range(11, 20)),
     ),
     "test": Material(
         templates=(
@@ -118,12 +119,13 @@ def make_questions(split: Split, per_bias: int, seed: int) -> list[Question]:
 def _question(identity: str, bias: str, template: str, split: Split, draw: random.Random) -> Question:
     """Fill a template; position's answers are said backwards, since an order decides only what is close.
 
-    The sum carries. The wrong answer is a slip in the tens, up or down alike, so that no rule on sizes knows it.
+    In the test split the sum carries. The wrong answer is a slip in the tens, up or down alike, so that no rule on
+    sizes knows it.
     """
     material = MATERIAL[split]
     while True:
         x, y = draw.choice(material.large), draw.choice(material.small)
-        if x % 10 + y >= 10:
+        if split == "train" or x % 10 + y >= 10:
             break
     text = template.format(n=draw.choice(material.names), t=draw.choice(material.things), x=x, y=y)
     style, size = (BACKWARDS, 10) if bias == "position" else (IN_WORDS, 20)
