@@ -48,8 +48,8 @@ SECTIONS = {
 }
 
 HEADLINES = {
-    "debias.accuracy_before": "accuracy on D_bias before",
-    "debias.accuracy_after": "accuracy on D_bias after",
+    "debias.accuracy_before": "accuracy on D_bias before, mean over biases",
+    "debias.accuracy_after": "accuracy on D_bias after, mean over biases",
     "debias.broken": "share of right verdicts broken",
     "detection.f1": "detector, macro F1",
     "detection.best_rule_f1": "best content-blind rule, macro F1",
