@@ -105,8 +105,8 @@ def test_every_way_to_train_gives_the_losses_of_one_process(
     single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str, weights: str, objective: str
 ) -> None:
     """A41-A45: real DeepSpeed on two gloo ranks; losses equal to 1e-3, falling, weights saved whole, and they speak."""
-    # at thrice the rate Adam amplifies the order of sums beyond 1e-3 under adapters; at this one their loss falls little
-    # since a random base stays as it is
+    # at thrice the rate Adam amplifies the order of sums beyond 1e-3 under adapters; at this one their loss falls
+    # little, since a random base stays as it is
     rate = ("trainer.learning_rate=1e-2", "model.lora_rank=8") if weights == "lora" else ()
     words = (f"objective={objective}", *rate)
     alone = single(*words)
