@@ -1,10 +1,15 @@
-"""The README's Python runs as written, on the tiny model."""
+"""The README's Python runs as written, on the tiny model, and every command that is written down has its keys."""
 
 import re
+import shlex
 from pathlib import Path
 
 import pytest
 
+from rbd_train.app import _name_engine_slot, load_stage
+from rbd_train.config import compose
+
+ROOT = Path(__file__).parents[1]
 README = (Path(__file__).parents[1] / "README.md").read_text(encoding="utf-8")
 
 
@@ -21,3 +26,33 @@ def test_your_own_judge(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
 @pytest.mark.parametrize("path", re.findall(r"\]\(([^)#]+)\)", README))
 def test_links_lead_somewhere(path: str) -> None:
     assert (Path(__file__).parents[1] / path).exists()
+
+
+def commands() -> list[str]:
+    """List the `rbd` commands of README, docs and scripts: lines joined, comments and variables taken out."""
+    found: dict[str, None] = {}
+    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.sh"))]:
+        if path.name in ("results.md", "rbd_paper.sh"):  # what was run, as it was then; tested by its dry run
+            continue
+        shell = path.read_text(encoding="utf-8")
+        if path.suffix == ".md":
+            blocks = re.findall(r"^```(\w*)\n(.*?)^```$", shell, re.DOTALL | re.MULTILINE)
+            indented = re.findall(r"^    (rbd .*)$", shell, re.MULTILINE)
+            shell = "\n".join([*(block for language, block in blocks if not language), *indented])
+        shell = re.sub(r"\\\n\s*", " ", shell)
+        values = dict(re.findall(r'^(\w+)="([^"]*)"$', shell, re.MULTILINE))
+        for line in shell.splitlines():
+            for part in re.split(r"&&|;|\|\|", re.sub(r"\s#.*", "", line)):
+                for name, value in values.items():
+                    part = re.sub(rf"\${name}\b", value, part)
+                part = re.sub(r"\$\{\w+:-([^}]*)\}", r"\1", part)
+                part = re.sub(r"\$\(.*?\)|\$\{?\w+\}?", "x", part).strip()
+                if re.match(r"rbd [a-z]", part) and " -m " not in f"{part} ":
+                    found[part] = None
+    return list(found)
+
+
+@pytest.mark.parametrize("command", commands())
+def test_every_command_has_its_keys(command: str) -> None:
+    _, stage, *words = shlex.split(command)
+    compose(stage, [_name_engine_slot(load_stage(stage), word) for word in words if not word.startswith("-")])
