@@ -10,13 +10,17 @@ from rbd_train import cues
 from rbd_train.engine import Engine, Sampling
 from rbd_train.errors import UsageError
 from rbd_train.ledger import Ledger
-from rbd_train.prompts import label, shown_statement
+from rbd_train.prompts import label, own_template, shown_statement
 from rbd_train.prompts.verdict import (
+    FIELDS,
+    NEEDED,
     again_messages,
     content_messages,
     joint_messages,
+    own_messages,
     parse_joint,
     parse_verdict,
+    review_of,
     verdict_messages,
 )
 from rbd_train.records import Item, Judgement, Outcome
@@ -51,22 +55,27 @@ class GenerativeJudge:
 
     def __init__(
         self, engine: Engine, name: str, max_new_tokens: int = 64, temperature: float = 0.0, allow_tie: bool = False,
-        reason: bool = False,
+        reason: bool = False, prompt: str | None = None,
     ) -> None:  # fmt: skip
         """Wrap an engine; temperature 0 is the default, so that a judge is its most likely self.
 
-        `reason` lets it compare in words before it names a label.
+        `reason` lets it compare in words before it names a label; `prompt` is the text of a prompt of its own, for a
+        judge that was fine-tuned on one.
         """
         if allow_tie and reason:
             raise UsageError("judge.allow_tie and judge.reason can't both be set: the reasoned prompt offers no tie")
         self.engine, self.name, self.allow_tie, self.reason = engine, name, allow_tie, reason
+        self.prompt = prompt
         self.sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
         settings = [engine.identity, self.sampling.model_dump(mode="json"), allow_tie]
-        self.fingerprint = fingerprint([*settings, "reason"] if reason else settings)
+        self.fingerprint = fingerprint([*settings, *(["reason"] if reason else []), *([prompt] if prompt else [])])
 
     def judge(self, shown: Sequence[Shown], sample: int = 0) -> list[Judgement]:
         """Decide each view once."""
-        prompts = [verdict_messages(item, order, self.allow_tie, self.reason) for item, order in shown]
+        if self.prompt is not None:
+            prompts = [own_messages(item, order, self.prompt) for item, order in shown]
+        else:
+            prompts = [verdict_messages(item, order, self.allow_tie, self.reason) for item, order in shown]
         return self.ask(shown, prompts, sample)
 
     def rejudge(
@@ -74,9 +83,10 @@ class GenerativeJudge:
     ) -> list[Judgement]:
         """Decide each view again."""
         prompts = [
-            again_messages(item, order, decision_text(old), said, self.allow_tie)
+            again_messages(item, order, decision_text(old), said, self.allow_tie) if self.prompt is None
+            else own_messages(item, order, self.prompt, review_of(decision_text(old), said))
             for (item, order), old, said in zip(shown, before, feedback, strict=True)
-        ]
+        ]  # fmt: skip
         return self.ask(shown, prompts, 0)
 
     def rejudge_jointly(
@@ -223,12 +233,14 @@ class GenerativeJudgeConfig:
     temperature: float = 0.0
     allow_tie: bool = False  # offer a tie; off, a reply of tie is unreadable
     reason: bool = False  # let it compare in words before it names a label (raise max_new_tokens with it)
+    prompt: str | None = None  # file of the judge's own prompt, with $question, $a and $b; null: the project's
 
     def open(self, ledger: Ledger) -> Judge:
         """Open the judge's engine."""
         engine = self.engine.open(ledger)
         sampling = self.max_new_tokens, self.temperature, self.allow_tie
-        return GenerativeJudge(engine, self.name, *sampling, self.reason)
+        prompt = None if self.prompt is None else own_template(self.prompt, FIELDS, NEEDED)
+        return GenerativeJudge(engine, self.name, *sampling, self.reason, prompt)
 
 
 @dataclass

@@ -8,10 +8,19 @@ from hypothesis import strategies as st
 
 from rbd_train.engine import Engine, Messages
 from rbd_train.engines.function import FunctionBackend
+from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge, Shown
 from rbd_train.ledger import Ledger
-from rbd_train.prompts import fence
-from rbd_train.prompts.verdict import again_messages, joint_messages, parse_joint, parse_verdict, verdict_messages
+from rbd_train.prompts import fence, own_template
+from rbd_train.prompts.verdict import (
+    FIELDS,
+    NEEDED,
+    again_messages,
+    joint_messages,
+    parse_joint,
+    parse_verdict,
+    verdict_messages,
+)
 from rbd_train.records import Item, Outcome
 
 ITEM = Item(id="i", question="Which is right?", options=("four", "five"), gold=0, group="g")
@@ -29,6 +38,7 @@ CASES = [
     pytest.param("Both Output (a) and Output (b) follow the request.", "ambiguous", id="B05"),
     pytest.param("综合来看，最终答案：B。", "B", id="B07"),
     pytest.param("Verdict: tie", "tie", id="B08"),
+    ("Response A is thorough, response B is not. [RESULT] A", "A"),
     # A10, A11: what is quoted on the way never overrides the conclusion
     ("Output (a) is longer and looks better.\nIt is wrong, though.\nOutput (b)", "B"),
     ("Answer: A would be the easy one.\nBut the sum is off.\nVerdict: B", "B"),
@@ -201,3 +211,28 @@ def test_swapping_the_order_twice_is_the_identity(tmp_path: Path, order: tuple[i
     by_text = Engine(FunctionBackend(name_text, "text"), Ledger(tmp_path / "l.sqlite"))
     judged = GenerativeJudge(by_text, "j").judge([Shown(ITEM, o) for o in (order, swapped)])
     assert [judgement.outcome.choice for judgement in judged] == [0, 0]
+
+
+def test_a_fine_tuned_judge_reads_its_own_prompt(tmp_path: Path) -> None:
+    """Placeholders are filled in once, so that a candidate's $a shows nothing; the review stands behind the prompt."""
+    (tmp_path / "own.txt").write_text("Which is better?\n$question\nA: $a\nB: $b\nCosts $$1.\n[RESULT]")
+    asked: list[Messages] = []
+    engine = Engine(
+        FunctionBackend(lambda messages: asked.append(messages) or "[RESULT] B", "f"), Ledger(tmp_path / "l")
+    )
+    prompt = own_template(str(tmp_path / "own.txt"), FIELDS, NEEDED)
+    judge = GenerativeJudge(engine, "j", prompt=prompt)
+    view = Shown(ITEM.model_copy(update={"options": ("$b", "five")}), (1, 0))
+    (said_first,) = judge.judge([view])
+    assert asked[0] == [
+        {"role": "user", "content": "Which is better?\nWhich is right?\nA: five\nB: $b\nCosts $1.\n[RESULT]"}
+    ]
+    assert said_first.outcome.choice == 0  # B is shown second: stored first
+    judge.rejudge([view], [said_first], ["It is long."])
+    assert asked[1][0]["content"].startswith(asked[0][0]["content"]) and "It is long." in asked[1][0]["content"]
+    assert judge.fingerprint != GenerativeJudge(engine, "j").fingerprint
+    with pytest.raises(UsageError, match="has 3 options"):
+        judge.judge([Shown(ITEM.model_copy(update={"options": ("a", "b", "c")}), (0, 1, 2))])
+    (tmp_path / "bad.txt").write_text("$question $a")
+    with pytest.raises(UsageError, match=r"placeholder \$b is missing"):
+        own_template(str(tmp_path / "bad.txt"), FIELDS, NEEDED)

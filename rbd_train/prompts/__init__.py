@@ -2,10 +2,14 @@
 
 import json
 import re
+import string
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from rbd_train.errors import UsageError
 from rbd_train.records import Item
+from rbd_train.store import read_text
 
 LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
@@ -38,3 +42,21 @@ def json_object(text: str) -> dict[str, Any] | None:
             found = value if isinstance(value, dict) else found
         start = reply.find("{", end)
     return found
+
+
+def own_template(path: str, fields: Sequence[str], needed: Sequence[str]) -> str:
+    """Read a prompt of one's own: a text with `$name` placeholders, filled in once.
+
+    Raises:
+        UsageError: a placeholder that isn't there, or one that is missing.
+    """
+    text = read_text(Path(path))
+    template = string.Template(text)
+    if not template.is_valid():
+        raise UsageError(f"prompt {path}: a $ that starts no placeholder; write $$ for a dollar sign")
+    named = set(template.get_identifiers())
+    wrong, missing = sorted(named - set(fields)), sorted(set(needed) - named)
+    if wrong or missing:
+        what = f"unknown placeholder ${wrong[0]}" if wrong else f"placeholder ${missing[0]} is missing"
+        raise UsageError(f"prompt {path}: {what}; a prompt may hold {', '.join('$' + name for name in fields)}")
+    return text

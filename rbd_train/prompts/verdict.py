@@ -2,10 +2,12 @@
 
 import json
 import re
+import string
 import unicodedata
 from collections.abc import Sequence
 
 from rbd_train.engine import Message
+from rbd_train.errors import UsageError
 from rbd_train.prompts import LETTERS, fence, label, shown_statement
 from rbd_train.records import Item, Outcome
 
@@ -17,6 +19,7 @@ RULES = """Choose the output that answers the question best.
 ASK = "Reply with the label of the best output alone, for example: Output (a)"
 ASK_TIE = ASK + ". If none is better, reply: tie"
 ASK_REASON = "Compare the outputs in a few sentences. End with a line that names the best one: Decision: Output (a)"
+FIELDS, NEEDED = ("question", "a", "b", "statement", "reference"), ("question", "a", "b")
 _FEEDBACK = """You decided: {decision}
 A reviewer who looked for bias in that decision wrote:
 {feedback}
@@ -53,11 +56,31 @@ def verdict_messages(item: Item, order: Sequence[int], allow_tie: bool = False, 
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
+def own_messages(item: Item, order: Sequence[int], template: str, review: str = "") -> list[Message]:
+    """Ask by a prompt of the judge's own; the placeholders are FIELDS.
+
+    Raises:
+        UsageError: the item has not two options.
+    """
+    if len(order) != 2:
+        raise UsageError(f"item {item.id} has {len(order)} options; a prompt of the judge's own shows two, $a and $b")
+    text = string.Template(template).substitute(
+        question=item.question, a=item.options[order[0]], b=item.options[order[1]], reference=item.reference or "",
+        statement=shown_statement(item, order) if item.statement else "",
+    )  # fmt: skip
+    return [{"role": "user", "content": f"{text.rstrip()}\n\n{review}" if review else text}]
+
+
+def review_of(decision: str, feedback: str | None) -> str:
+    """Say the earlier decision and a reviewer's reasoning (arXiv 2505.17100)."""
+    return _FEEDBACK.format_map({"decision": decision, "feedback": fence(feedback or "(no remarks)")})
+
+
 def again_messages(
     item: Item, order: Sequence[int], decision: str, feedback: str | None, allow_tie: bool = False
 ) -> list[Message]:
-    """Ask again, with the earlier decision and a reviewer's reasoning (arXiv 2505.17100)."""
-    review = _FEEDBACK.format_map({"decision": decision, "feedback": fence(feedback or "(no remarks)")})
+    """Ask again, with the earlier decision and a reviewer's reasoning."""
+    review = review_of(decision, feedback)
     text = f"{RULES}\n\n{material(item, order)}\n\n{review}\n{ASK_TIE if allow_tie else ASK}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
@@ -87,7 +110,7 @@ _CUE = r"(?:\b(?:answer|verdict|decision|winner|choice|output|result)\b|答案|�
 _BARE = r"(tie|[a-z])(?=\s*$|\s*[.,;:!?)\]}。，；-]|\s+(?:because|since|as|is|over|wins|by)\b)"
 _LISTED = r"(?!\s*[,;，；]\s*\(?[a-z]\)?\s*(?:$|[.,;!?。]))"  # "Answer: A, B" names none
 _MARKER = re.compile(
-    r"\[\[\s*([a-z]|tie)\s*\]\]|\boutput\s*\(\s*([a-z])\s*\)|"
+    r"\[\[\s*([a-z]|tie)\s*\]\]|\[RESULT\]\s*([a-z])\b|\boutput\s*\(\s*([a-z])\s*\)|"
     rf"{_CUE}(?:output\s*)?(?:[(\[]\s*([a-z])\s*[)\]]|{_BARE}{_LISTED})",
     re.IGNORECASE,
 )
