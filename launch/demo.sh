@@ -5,7 +5,7 @@ set -euo pipefail
 run="name=${NAME:-demo} seed=${SEED:-0}"
 
 # word problems for four biases; a third of the cues favours the right answer, so that content-blind rules fail
-rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-260} source.test=50
+rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-220} source.test=50
 # a real model with a declared planted leaning decides every pair, in an order drawn per pair
 rbd judgements $run orders=one judge=embedded_leaning sham=true
 # a template works each case out from what is shown; its records say that it is a template
