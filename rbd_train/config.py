@@ -178,7 +178,10 @@ def _explain(stage: str, overrides: Sequence[str], error: Exception) -> str:
         key = absent[1] or absent[2]
         full = next((w.split("=", 1)[0] for w in overrides if w.split("=", 1)[0].endswith(key)), key)
         slots = [word for word in overrides if (data_dir("conf") / word.split("=", 1)[0].split("@", 1)[0]).is_dir()]
-        return unknown_key(full.lstrip("+~"), list(flat(compose_defaults(stage, slots))))
+        full, valid = full.lstrip("+~"), list(flat(compose_defaults(stage, slots)))
+        if full in valid:  # a mapping without entries takes new ones by +
+            return f"{full} has no such entry yet; add it by +{full}.<name>=<value>"
+        return unknown_key(full, valid)
     group = re.search(r"Could not find '([\w@.]+)/([^']+)'", text) or re.search(
         r"In '[^']*': Could not find '(\w+)/([^']+)'", text
     )

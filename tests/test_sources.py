@@ -1,6 +1,7 @@
 """Readers of public sets: every format, its licence, its faults counted, and the real files where they are at hand."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -137,3 +138,25 @@ def test_the_real_files(file: str, kind: str, rows: int, left_out: int | None) -
     loaded = PreferenceSource(path=str(path), format=kind).load(0)
     assert len(loaded.questions) + sum(loaded.left_out.values()) == rows
     assert left_out is None or sum(loaded.left_out.values()) == left_out
+
+
+@pytest.mark.parametrize("kind", ["csv", "parquet", "json", "jsonl"])
+def test_rows_of_ones_own_by_their_columns(rbd: Callable[..., Any], tmp_path: Path, kind: str) -> None:
+    table = [{"prompt": "What is 1 + 1?", "best": "so 2", "worse": "so 3", "score": "7", "final": ""}]
+    path = tmp_path / f"mine.{kind}"
+    if kind == "parquet":
+        pyarrow.parquet.write_table(pa.Table.from_pylist(table), path)
+    elif kind == "csv":
+        path.write_text("prompt,best,worse,score,final\nWhat is 1 + 1?,so 2,so 3,7,\n")
+    else:
+        table[0].pop("final")
+        path.write_text(json.dumps(table if kind == "json" else table[0]))
+    words = ("pairs", "source=jsonl", f"source.path={path}", "bias=[bandwagon]")
+    said = rbd(*words, "source.columns={question: prompt, right: best, wrong: worse}")
+    assert said.code == 0, said.err
+    (pair,) = [json.loads(line) for line in Path("runs/default/pairs/pairs.jsonl").read_text().splitlines()]
+    assert set(pair["plain"]["options"]) == {"so 2", "so 3"}
+    said = rbd(*words, "name=strict")
+    assert said.code == 1 and "unknown; a row holds question" in said.err and "source.columns" in said.err
+    said = rbd(*words, "name=odd", "source.columns.answer=best")
+    assert said.code == 2 and "there is no key source.columns.answer" in said.err

@@ -1,9 +1,9 @@
-"""Questions from JSON lines: GSM8K's own files, and plain files of one's own."""
+"""Questions from GSM8K's own files, and from plain rows of one's own."""
 
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -43,32 +43,53 @@ class Gsm8kSource:
 
 @dataclass
 class JsonlSource:
-    """Plain JSON lines: question, right, optionally final (default: the last line of right), wrong, id, domain."""
+    """Plain rows: question, right, and optionally final (default: right's last line), wrong, id, domain, split."""
 
-    path: str  # the file
+    path: str  # .jsonl, .json, .csv or .parquet, or hub:<owner>/<name>
     licence: str = "unknown"  # of the data, as its owner states it; never guessed
     split: str | None = None  # train or test for every row; null: drawn by question in curate
+    columns: dict[str, str | None] = field(default_factory=dict)  # what a field is called here, as columns.right=answer
+    hub_split: str = "train"  # split of a hub data set
     encoding: str = "utf-8"  # of the file
 
     def load(self, seed: int) -> Loaded:
-        """Read the file."""
+        """Read the rows; with `columns` named, others may stand beside them."""
+        from rbd_train.sources.table import table_rows
+
+        known = ("question", "right", "final", "wrong", "id", "domain", "split")
+        columns = {name: column for name, column in self.columns.items() if column is not None}
+        table = self.path.startswith("hub:") or Path(self.path).suffix in (".json", ".csv", ".parquet")
+        rows = (
+            table_rows(self.path, self.hub_split, self.encoding) if table else rows_of(Path(self.path), self.encoding)
+        )
         questions = []
-        known = {"question", "right", "final", "wrong", "id", "domain", "split"}
-        for number, (where, row) in enumerate(rows_of(Path(self.path), self.encoding)):
-            extra = sorted(set(row) - known)
+        path = Path(self.path)
+        for number, (where, whole) in enumerate(rows):
+            extra = sorted(set(whole) - set(known)) if not columns else []
             if extra:
-                raise DataError(f"{where}, field {extra[0]}: unknown; a row holds {', '.join(sorted(known))}")
-            question, right = text_field(row, "question", where), text_field(row, "right", where)
-            texts = {name: text_field(row, name, where) for name in ("final", "wrong", "id", "domain") if name in row}
+                raise DataError(
+                    f"{where}, field {extra[0]}: unknown; a row holds {', '.join(known)}, or source.columns says how "
+                    "they are called"
+                )
+            names = {name: columns.get(name, name) for name in known}
+            empty = (None, "") if table else ()  # a cell of a table is always there
+            given = {n: column for n, column in names.items() if column in whole and whole[column] not in empty}
+            question, right = (text_field(whole, names[name], where) for name in ("question", "right"))
+            texts = {
+                name: text_field(whole, given[name], where)
+                for name in ("final", "wrong", "id", "domain")
+                if name in given
+            }
+            split = _row_split(whole[given["split"]], where) if "split" in given else _split(self.split)
             questions.append(
                 Question(
-                    id=texts.get("id", f"{Path(self.path).stem}-{number}"), group=group_of(question),
+                    id=texts.get("id", f"{path.stem}-{number}"), group=group_of(question),
                     question=question, right=right, final=texts.get("final", right.strip().splitlines()[-1]),
-                    wrong=texts.get("wrong"), split=_row_split(row, where) if "split" in row else _split(self.split),
-                    domain=texts.get("domain", ""),
+                    wrong=texts.get("wrong"), split=split, domain=texts.get("domain", ""),
                 )
             )  # fmt: skip
-        return Loaded(list(unique(questions, "id", self.path)), [], {}, self.licence, [self.path])
+        files = [] if self.path.startswith("hub:") else [self.path]
+        return Loaded(list(unique(questions, "id", self.path)), [], {}, self.licence, files)
 
 
 def rows_of(path: Path, encoding: str = "utf-8") -> list[tuple[str, Mapping[str, Any]]]:
@@ -112,10 +133,10 @@ def _wrong_type(where: str, name: str, value: Any) -> NoReturn:
     raise DataError(f"{where}, field {name}: must be text, got {value!r} ({type(value).__name__})")
 
 
-def _row_split(row: Mapping[str, Any], where: str) -> Any:
-    if row["split"] not in (None, "train", "test"):
-        raise DataError(f"{where}, field split: must be train, test or null, got {row['split']!r}")
-    return row["split"]
+def _row_split(value: Any, where: str) -> Any:
+    if value not in (None, "train", "test"):
+        raise DataError(f"{where}, field split: must be train, test or null, got {value!r}")
+    return value
 
 
 def _split(value: Any) -> Any:
