@@ -228,7 +228,7 @@ def checkpoint(root: Path, step: int) -> bool:
 
 
 RESUMED = [
-    pytest.param("", "kill"), pytest.param("", "term"),
+    pytest.param("", "kill"), pytest.param("", "term", marks=pytest.mark.slow),
     *(pytest.param(launch, how, marks=pytest.mark.slow) for launch in LAUNCHES[1:] for how in ("kill", "term")),
 ]  # fmt: skip
 
@@ -286,6 +286,7 @@ def test_a_stop_during_evaluation_loses_nothing(
     assert losses(Path("runs/default/sft")) == losses(Path("runs/undisturbed/sft"))
 
 
+@pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before(train_file: Path, tmp_path: Path) -> None:
     """RLIMIT_FSIZE falls after the first checkpoint: the next one can't be written."""
     process = start(tmp_path, train_file, "trainer.save_every=5", "trainer.micro_batch=1")
