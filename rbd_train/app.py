@@ -21,11 +21,11 @@ from rbd_train.store import write_whole
 
 STAGES = {
     "pairs": "data_gen.pairs", "judgements": "data_gen.judgements", "traces": "data_gen.traces",
-    "curate": "data_gen.curate", "sft": "rbd_train.sft", "detection": "eval.detection",
-    "debias": "eval.debias", "judging": "eval.judging", "discover": "data_gen.discover",
-    "benchmark": "data_gen.benchmark", "preferences": "data_gen.preferences", "dpo": "rbd_train.dpo",
-    "before_after": "eval.before_after", "relative": "rbd_train.relative", "contrast": "eval.contrast",
-    "report": "eval.report", "plan": "rbd_train.plan", "distil": "rbd_train.distil",
+    "curate": "data_gen.curate", "plan": "rbd_train.plan", "sft": "rbd_train.sft", "distil": "rbd_train.distil",
+    "detection": "eval.detection", "debias": "eval.debias", "judging": "eval.judging",
+    "discover": "data_gen.discover", "benchmark": "data_gen.benchmark", "preferences": "data_gen.preferences",
+    "dpo": "rbd_train.dpo", "before_after": "eval.before_after", "relative": "rbd_train.relative",
+    "contrast": "eval.contrast", "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
 

@@ -1,4 +1,4 @@
-"""Plan: say before a run what each rank's memory holds, whether it fits, what would make it fit, and what it costs.
+"""Say before a run what each rank's memory holds, whether it fits, what would make it fit, and what it costs.
 
 Nothing is loaded: states are counted, activations tracked by torch on fake tensors. `rbd sft` asks the same before it
 loads weights.
