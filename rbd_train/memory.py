@@ -179,7 +179,8 @@ def activations(
     kept, peak = (few[k] + (more[k] - few[k]) * (config.num_hidden_layers - 2) for k in range(2))
     width = 2 if autocast or dtype == "bfloat16" else 4
     logits = rows * completion * config.vocab_size * (width + 4 + 4)  # as computed, in float32, and its log-softmax
-    return Activations(max(0, kept - logits), logits, peak)
+    # of the logits their float32 log-softmax alone is still there after the forward pass
+    return Activations(max(0, kept - rows * completion * config.vocab_size * 4), logits, peak)
 
 
 def _tracked(
