@@ -208,7 +208,9 @@ def _tracked(
         tracker = MemTracker()
         if lora_rank:  # it hooks every weight, which torch refuses where one is frozen; gradients are there already
             track = tracker._track_module_params_and_buffers
-            tracker._track_module_params_and_buffers = lambda module, install_grad_hooks=True: track(module, False)
+            tracker._track_module_params_and_buffers = (  # type: ignore[method-assign]
+                lambda module, install_grad_hooks=True: track(module, False)
+            )
         tracker.track_external(model, ids)
         with tracker:
             loss = completion_loss(model, ids, completion, autocast)
