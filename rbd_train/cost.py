@@ -46,6 +46,13 @@ class Cost:
         self.prompt_tokens += prompt or 0
         self.completion_tokens += completion or 0
 
+    def waits(self, request: "Request") -> bool:
+        """Tell whether a call fits into the budget, but not beside what is set aside for those in flight."""
+        if self.budget_usd is None or not self._reserved:
+            return False
+        together = (self.usd or 0.0) + (self.money(at_most(request)) or 0.0)
+        return together <= self.budget_usd < together + self._reserved
+
     def reserve(self, request: "Request") -> float:
         """Set aside what a call may cost, until `release`; a budget counts what is set aside as spent.
 

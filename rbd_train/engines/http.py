@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 NO_KEY = "none"  # what the SDK is given for a server without keys
 UNREACHED = ("ConnectError", "ConnectTimeout")  # of whichever httpx the SDK is built on
 CONNECT_S = 10.0  # seconds for a connection
+BUDGET_POLL_S = 0.05  # how often a call looks whether those in flight have left it room in the budget
 LONGEST_PAUSE_S, LONGEST_ASKED_S = 60.0, 300.0  # own back-off; what a server's Retry-After may ask for
 REASONED = 20  # replies without any reasoning after which a reasoning model counts as misconfigured
 
@@ -191,35 +192,48 @@ class Collection:
         """Ask until there is an answer, the attempts are used up or the deadline passes; returns what to ask next."""
         began = asyncio.get_running_loop().time()
         for attempt in range(1, self.settings.attempts + 1):
-            result, pause = await self._ask(index, attempt)
+            result, pause, reserved = await self._ask(index, attempt)
             spent = asyncio.get_running_loop().time() - began
             final = result.reply is not None and result.reply.status in TERMINAL
-            if final or attempt == self.settings.attempts or spent + pause > self.settings.deadline_s or self.ending:
-                following = None if self.ending else next(self.todo, None)
-                await self.writer.store((index, result.reply), [] if following is None else [following])
+            last = final or attempt == self.settings.attempts or spent + pause > self.settings.deadline_s or self.ending
+            following = next(self.todo, None) if last and not self.ending else None
+            try:
+                if last or result.reply is not None:
+                    await self.writer.store((index, result.reply), [] if following is None else [following])
+            finally:
+                self.cost.release(reserved)
+            if last or result.reply is not None:
                 self._check(result.reply)
+            if last:
                 return following
-            if result.reply is not None:
-                await self.writer.store((index, result.reply))
-                self._check(result.reply)
             if not result.throttled:
                 with self._idle():
                     await asyncio.sleep(pause)
         raise AssertionError("the last attempt returns")
 
-    async def _ask(self, index: int, attempt: int) -> tuple[Result, float]:
-        """Make one call; a throttled one keeps its place while it waits, so that no other takes it."""
+    async def _ask(self, index: int, attempt: int) -> tuple[Result, float, float]:
+        """Make one call; a throttled one keeps its place while it waits, so that no other takes it.
+
+        What is set aside for a reply is returned: it counts until the reply's own cost does, when that is stored.
+        """
         request = self.requests[index]
         with self._idle():
             await self.per_minute.wait()
             await self.tokens_per_minute.wait(sum(at_most(request)))
             server = await self.servers.take()
         try:
+            while self.cost.waits(request) and not self.ending:
+                with self._idle():
+                    await asyncio.sleep(BUDGET_POLL_S)
             reserved = self.cost.reserve(request)
             try:
                 result = await self._call(server, request)
-            finally:
+            except BaseException:
                 self.cost.release(reserved)
+                raise
+            if result.reply is None:
+                self.cost.release(reserved)
+                reserved = 0.0
             own = min(self.settings.backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5)
             pause = max(own, min(result.asked_s, LONGEST_ASKED_S))
             if result.throttled and attempt < self.settings.attempts and not self.ending:
@@ -227,7 +241,7 @@ class Collection:
                     await asyncio.sleep(pause)
         finally:
             await self.servers.give_back(server)
-        return result, pause
+        return result, pause, reserved
 
     @contextlib.contextmanager
     def _idle(self) -> Iterator[None]:
