@@ -5,6 +5,7 @@ In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (wh
     rbd pairs source=generated
     rbd pairs source=rbd source.folder=DIR limit=50
     rbd pairs source=gsm8k source.path=test.jsonl 'bias=[verbosity,position]' weak=local
+    rbd pairs source=gsm8k source.path=test.jsonl 'bias=[sentiment]' weak=http engine@rewriter=http
     rbd pairs source=planted 'bias=["library:runs/default/discover/library.jsonl"]' engine@rewriter=rules
 """
 
@@ -21,6 +22,7 @@ from data_gen.biases.checks import injection_fault
 from data_gen.biases.injectors import CROWD, INJECTORS, Cue, make_pair, operators
 from data_gen.biases.library import LIBRARY, library_pairs, with_definitions
 from data_gen.biases.own import own_pairs, read_own_bias
+from data_gen.biases.tone import toned_pairs
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import NAMES, read_library
 from rbd_train.engine import Engine, Sampling
@@ -38,7 +40,9 @@ class PairsConfig(BaseConfig):
 
     source: Any = None  # where questions or pairs come from
     bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build; library:<file> takes a library's
-    rewriter: Any = None  # engine that writes a library's biases into answers (engine@rewriter=http)
+    rewriter: Any = (
+        None  # engine that writes a library's biases, and sentiment's tones, into answers (engine@rewriter=http)
+    )
     rewrite_tokens: int = 2048  # tokens of a rewritten answer
     limit: int | None = None  # pairs per bias, drawn by id; null: all
     own: str | None = None  # file of a bias of one's own (data_gen/biases/own.py says what it holds), built as well
@@ -81,6 +85,9 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
     pairs = turned([pair for pair in loaded.pairs if pair.bias in cfg.bias], cfg.congruent_share)
     for bias in named:
         pairs += inject(questions, bias, type(cfg.source).__name__, cfg.congruent_share, cfg.dose, cfg.sham)
+    if cfg.rewriter is not None and "sentiment" in named:
+        pairs, lost = with_tones(pairs, cfg, run)
+        dropped += lost
     if cfg.own is not None:
         made, lost = with_own_bias(Path(cfg.own), questions, type(cfg.source).__name__, cfg.weak, run)
         pairs, dropped = pairs + made, dropped + lost
@@ -123,6 +130,15 @@ def add_library(
             chosen, library, engine, type(cfg.source).__name__, cfg.congruent_share, cfg.rewrite_tokens
         )
     return with_definitions([*pairs, *written], library), [*dropped, *faults]
+
+
+def with_tones(pairs: Sequence[BiasPair], cfg: PairsConfig, run: Run) -> tuple[list[BiasPair], list[Dropped]]:
+    """Let the rewriter say sentiment's answers cheerfully and gloomily, of no more pairs than are asked for."""
+    toned = [pair for pair in pairs if pair.bias == "sentiment" and pair.provenance.get("operator") == "sentiment"]
+    others = [pair for pair in pairs if pair not in toned]
+    with cfg.rewriter.open(run.ledger) as engine:
+        made, lost = toned_pairs(toned if cfg.limit is None else draw(toned, cfg.limit), engine, cfg.rewrite_tokens)
+    return others + made, lost
 
 
 def check_biases(biases: Sequence[str]) -> None:

@@ -38,14 +38,18 @@ class RowOrder(torch.utils.data.Sampler[int]):
         return -(-len(self.lengths) // self.global_batch) * self.global_batch
 
     def __iter__(self) -> Iterator[int]:
-        """Yield row numbers; the filling repeats the pass's first rows."""
+        """Yield row numbers, the filling repeating the pass's first rows, longest first within each global batch.
+
+        So micro-batches of one step hold rows of like length and pad little, whichever rows the step has.
+        """
         draw = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch())
         if self.grouped:
             order = get_length_grouped_indices(self.lengths, self.global_batch, generator=draw)  # type: ignore[no-untyped-call]
         else:
             order = torch.randperm(len(self.lengths), generator=draw).tolist()
-        for place in range(len(self)):
-            yield int(order[place % len(order)])
+        for start in range(0, len(self), self.global_batch):
+            step = [int(order[place % len(order)]) for place in range(start, start + self.global_batch)]
+            yield from sorted(step, key=lambda row: -self.lengths[row])
 
 
 class Steady:

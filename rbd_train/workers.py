@@ -7,15 +7,18 @@ NNODES, NODE_RANK, MASTER_ADDR and MASTER_PORT, or what Slurm sets (SLURM_NNODES
 import contextlib
 import ctypes
 import os
+import platform
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import psutil
+
 from rbd_train.config import data_dir
+from rbd_train.embedded import cache_folder
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.run import Run, read_manifest
 from rbd_train.store import write_whole
@@ -64,10 +67,12 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     write_whole(path, resolved)
     worker = ["-m", "rbd_train.app", name, "--resolved", str(path), f"debug={str(values['debug']).lower()}"]
     words, environment = command(file, values["processes"], here)
-    if "DEEPSPEED" in file.read_text(encoding="utf-8"):
-        for lock in stale_locks(time.time()):
-            run.say(f"removed {lock.name} of a build that a killed process left; every later build would wait for it")
+    if "DEEPSPEED" in file.read_text(encoding="utf-8") and "TORCH_EXTENSIONS_DIR" not in os.environ:
+        builds = build_folder()
+        for lock in stale_locks(builds):
+            run.say(f"removed {lock}: a killed build left it, and every later one would wait for it")
             lock.unlink(missing_ok=True)
+        environment["TORCH_EXTENSIONS_DIR"] = str(builds)
     with stopping(run.folder / STOP_FILE, [*words, *worker], environment) as process:
         code = process.wait()
     manifest = read_manifest(run.folder)
@@ -78,13 +83,25 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     return manifest["metric"] if manifest else None
 
 
-def stale_locks(now: float) -> list[Path]:
-    """List the locks of torch's extension builds that are older than any build takes, ten minutes.
+def build_folder() -> Path:
+    """Return where DeepSpeed's first use builds its operators: a folder of this machine, Python and torch alone."""
+    import torch
 
-    DeepSpeed builds on first use; a process killed meanwhile leaves its lock, for which the next one waits forever.
+    python = f"py{sys.version_info.major}{sys.version_info.minor}"
+    return cache_folder() / "torch_extensions" / f"{platform.node()}-{python}-torch{torch.__version__}"
+
+
+def stale_locks(builds: Path) -> list[Path]:
+    """List the locks under a folder of this machine's builds that no process holds open.
+
+    torch's FileBaton keeps its lock open while it builds; a process killed meanwhile leaves the file, for which the
+    next one waits forever.
     """
-    root = Path(os.environ.get("TORCH_EXTENSIONS_DIR") or Path.home() / ".cache" / "torch_extensions")
-    return [path for path in root.glob("**/lock") if now - path.stat().st_mtime > 600]
+    found, held = list(builds.glob("**/lock")), set()  # found first: a lock made meanwhile is not looked at
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):  # of another user, or just gone
+            held |= {file.path for file in process.open_files()}
+    return [path for path in found if str(path.resolve()) not in held]
 
 
 def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str], dict[str, str]]:
@@ -108,7 +125,10 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     if gpus or "DEEPSPEED" in text or "FSDP" in text:
         words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
         words += ["--num_processes", str(processes)]
-        if here.number > 1:
+        if here.number == 1:
+            # a free port: two launches at once would both find the default one free, and wait in each other's store
+            words += ["--main_process_port", "0"]
+        else:
             words += ["--num_machines", str(here.number), "--machine_rank", str(here.rank)]
             words += ["--main_process_ip", here.address, "--main_process_port", here.port]
             words += ["--deepspeed_multinode_launcher", "standard"] if "DEEPSPEED" in text else []

@@ -171,6 +171,28 @@ def test_a_prompt_injects_it_and_what_changes_facts_is_dropped(rbd: Any, own: Pa
     assert len(read_rows(own.parent / "runs/default/pairs/pairs.jsonl", BiasPair)) == 2
 
 
+@pytest.mark.parametrize("sham", [False, True])
+def test_an_engine_says_sentiment(rbd: Any, tmp_path: Path, sham: bool) -> None:
+    words = ("source=generated", "source.train=6", "source.test=0", "bias=[sentiment]", "congruent_share=0.5")
+    said = rbd("pairs", *words, "engine@rewriter=rules", f"sham={str(sham).lower()}")
+    assert said.code == 0, said.err
+    pairs = read_rows(tmp_path / "runs/default/pairs/pairs.jsonl", BiasPair)
+    assert len(pairs) == 6 and sum(bool(pair.provenance["congruent"]) for pair in pairs) == 3
+    for pair in pairs:
+        assert pair.provenance["author"] == "rules" and injection_fault(pair) == ""
+        lean = cues.cheerful(pair.biased.options)
+        gold = pair.plain.gold or 0
+        assert lean == (None if sham else gold if pair.provenance["congruent"] else 1 - gold)
+        assert all(b.endswith(p) for b, p in zip(pair.biased.options, pair.plain.options, strict=True))
+
+
+def test_a_tone_that_an_engine_refuses_is_counted(rbd: Any, tmp_path: Path) -> None:
+    words = ("source=generated", "source.train=6", "source.test=0", "bias=[position,sentiment]")
+    said = rbd("pairs", *words, "engine@rewriter=scripted", 'rewriter.rules=[{pattern: "", reply: "I am sorry."}]')
+    assert said.code == 0 and "rewrite: refused: 6" in said.out, said.err
+    assert {pair.bias for pair in read_rows(tmp_path / "runs/default/pairs/pairs.jsonl", BiasPair)} == {"position"}
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

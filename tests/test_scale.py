@@ -14,8 +14,11 @@ from typing import Any
 import psutil
 import pytest
 from safetensors import safe_open
+from torch.utils.file_baton import FileBaton
 
+from rbd_train import workers
 from rbd_train.checkpoints import SEAL, check_fits, newest_whole, seal
+from rbd_train.config import data_dir
 from rbd_train.errors import UsageError
 from rbd_train.store import write_rows
 from rbd_train.trainer import RowOrder, Stopping
@@ -367,11 +370,21 @@ def test_another_number_of_processes_than_asked_for(
     assert said.code == 2 and "processes=2, but 3 were started" in said.err
 
 
-def test_a_stale_build_lock_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path))
+def test_a_stale_build_lock_is_found(tmp_path: Path) -> None:
+    """A build under way holds its lock open; what a killed one left is in nobody's hands."""
+    baton, left = FileBaton(tmp_path / "op" / "lock"), tmp_path / "other" / "lock"
     (tmp_path / "op").mkdir()
-    (tmp_path / "op" / "lock").touch()
-    assert stale_locks(time.time()) == [] and stale_locks(time.time() + 601) == [tmp_path / "op" / "lock"]
+    left.parent.mkdir()
+    left.touch()
+    assert baton.try_acquire() and stale_locks(tmp_path) == [left]
+    baton.release()
+
+
+@pytest.mark.parametrize("launch", ["zero2", "fsdp2"])
+def test_one_machine_asks_for_a_free_port(launch: str) -> None:
+    """Else two launches at once take the default port, and each waits in the other's store."""
+    words, _ = workers.command(data_dir("launch") / f"{launch}.yaml", 2, machines({}))
+    assert words[words.index("--main_process_port") + 1] == "0"
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,11 @@ from rbd_train.records import uniform
 from rbd_train.store import canonical
 from rbd_train.styles import STYLES, Templates, carries, restyle, reword, style_of
 
+GLOOMY = (
+    "Alas, this is a dreary thing to be asked.",
+    "Sadly, this had to be worked out.",
+    "A bleak and tiring affair.",
+)
 FENCED = r'"""(.*?)"""'
 
 
@@ -49,7 +54,9 @@ def _rewrite(prompt: str, templates: Templates) -> str:
     name, question, body = fields(prompt, "Manner", "Question", "Body")
     if name == rewrite.SHAM.name:
         return reword(body, question)
-    style = style_of(name)
+    if name == "Gloomy tone":  # no bias of its own, so no style: sentiment's other side (rbd pairs)
+        return f"{GLOOMY[int(uniform('gloomy', question) * len(GLOOMY))]}\n{body}"
+    style = "sentiment" if name == "Cheerful tone" else style_of(name)
     if style is None:
         return f"I'm sorry, there is no rule for {name}."
     return restyle(style, body, question, templates)
