@@ -179,7 +179,7 @@ class LocalBackend:
         watch = WatchWords(self._tokenizer, sampling.watch)
         processors: list[Any] = [watch]
         if sampling.temperature > 0:
-            processors.append(RowNoise([_seed(request) for request in requests], sampling))
+            processors.append(RowNoise([seed_of(request) for request in requests], sampling))
         out = self._model.generate(
             ids, attention_mask=mask, max_new_tokens=sampling.max_new_tokens, do_sample=False,
             logits_processor=LogitsProcessorList(processors),
@@ -301,7 +301,8 @@ def _kind(request: Request) -> str:
     return "generate" if request.sampling is not None else "read" if request.temperatures else "score"
 
 
-def _seed(request: Request) -> int:
+def seed_of(request: Request) -> int:
+    """Return the seed of a call: its own words and settings, whatever else is in its batch."""
     assert request.sampling is not None
     text = canonical([[dict(m) for m in request.messages], request.sampling.model_dump(mode="json")])
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:7], "big")

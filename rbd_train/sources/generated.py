@@ -165,7 +165,11 @@ def teach(case: Case) -> tuple[str, bool] | None:
     value = x + y
     # the sentence stands early and the comparison last, so that the verdict follows the word it depends on; the sum is
     # said in words that no option uses, else a small model copies an option's number instead of adding
-    parts, right = [f"{x} plus {y} makes {value}."], list[bool]()
+    ones, tens = x % 10, x - x % 10
+    parts, right = (
+        [f"{x} is {tens} and {ones}. {ones} plus {y} makes {ones + y}. {tens} plus {ones + y} makes {value}."],
+        list[bool](),
+    )
     for name, view in zip(("First: ", "Second: ") if len(case.views) == 2 else ("",), case.views, strict=True):
         said = [stated(option) for option in view.options]
         if view.choice is None or said.count(value) != 1 or None in said:
