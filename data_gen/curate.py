@@ -18,6 +18,7 @@ from data_gen.screening import contaminated, leak, missing_part, near_twins, sur
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.errors import DataError, UsageError
+from rbd_train.hub import upload
 from rbd_train.metrics import proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
 from rbd_train.run import Cell, Run, Table, read_manifest
@@ -214,13 +215,7 @@ def leave_card(run: Run, kept: Curated, hub: str | None) -> None:
         write_whole(run.folder / "README.md", card(kept.train, kept.test, kept.dropped, facts, judges))
     run.note_output("README.md")
     if hub is not None and run.main:
-        from huggingface_hub import HfApi
-
-        HfApi().create_repo(hub, repo_type="dataset", exist_ok=True)
-        HfApi().upload_folder(
-            repo_id=hub, repo_type="dataset", folder_path=run.folder,
-            allow_patterns=["README.md", "train.jsonl", "test.jsonl", "trl.jsonl"],
-        )  # fmt: skip
+        upload(hub, "dataset", run.folder, ["README.md", "train.jsonl", "test.jsonl", "trl.jsonl"])
 
 
 def counts_table(

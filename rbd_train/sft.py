@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
+from rbd_train.hub import upload
 from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render_example, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
@@ -45,6 +46,7 @@ class SftConfig(BaseConfig):
     objective: str = "reasoning"  # reasoning, label (the verdict alone) or classifier (a two-label head)
     biases: list[str] = field(default_factory=list)  # train on these alone; default: on all, jointly
     train: list[str] = field(default_factory=list)  # paths of the examples; default: the output of stage curate
+    push_to_hub: str | None = None  # model on the hub (owner/name) to upload to; null: nothing leaves this machine
 
 
 @stage("sft", SftConfig)
@@ -73,6 +75,8 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
     if run.main:
         run.outputs["model"] = {"sha256": None, "rows": None}
+        if cfg.push_to_hub is not None:
+            upload(cfg.push_to_hub, "model", run.folder / "model")
         shutil.rmtree(checkpoints, ignore_errors=True)
     return float(losses[-1]["loss"])
 

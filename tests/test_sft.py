@@ -114,6 +114,15 @@ def test_no_row_left_names_max_length(rbd: Callable[..., Any], train_file: Path)
     assert not Path("runs/default/sft/model").exists()
 
 
+def test_an_upload_that_fails_keeps_the_model(rbd: Callable[..., Any], train_file: Path) -> None:
+    """No hub is reached in tests (HF_HUB_OFFLINE); what was trained stays, and the way out is told."""
+    words = ("model=tiny", "trainer.max_steps=1", "trainer.save_every=1")
+    said = rbd("sft", f"train=[{train_file}]", *words, "push_to_hub=someone/detector")
+    assert said.code == 1 and "push_to_hub=someone/detector" in said.err and "hf upload" in said.err, said.err
+    assert Path("runs/default/sft/model/model.safetensors").is_file()
+    assert list(Path("runs/default/sft").glob("checkpoints-*/*")), "the same command continues from it"
+
+
 @pytest.mark.parametrize(
     "word", ["trainer.global_batch=0", "trainer.micro_batch=0", "trainer.learning_rate=-1", "model.dtype=foo"]
 )
