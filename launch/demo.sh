@@ -5,7 +5,7 @@ set -euo pipefail
 run="name=${NAME:-demo} seed=${SEED:-0}"
 
 # word problems for four biases; a third of the cues favours the right answer, so that content-blind rules fail
-rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-220} source.test=50
+rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-180} source.test=50
 # a real model with a declared planted leaning decides every pair, in an order drawn per pair
 rbd judgements $run orders=one judge=embedded_leaning sham=true
 # a template works each case out from what is shown; its records say that it is a template
@@ -14,11 +14,11 @@ rbd traces $run teacher=template
 rbd curate $run definitions=known
 # distil: bfloat16 weights with float32 masters, one global batch of 8 short rows per step; each row once, and all
 # biases in every batch: grouped by length, position's long rows come by themselves and are learned last
-rbd sft $run model.dtype=bfloat16 trainer.learning_rate=5e-4 trainer.epochs=1 trainer.micro_batch=8 \
+rbd sft $run model.dtype=bfloat16 trainer.learning_rate=5e-4 trainer.epochs=1 trainer.micro_batch=4 \
   trainer.max_length=1024 trainer.weight_decay=0.0 trainer.save_every=40 trainer.group_by_length=false
-# the detector reads held-out cases, beside rules and ceiling
-rbd detection $run detector.definitions=known detector.max_new_tokens=128
+# the detector reads held-out cases, beside rules and ceiling, in the number format that it was trained in
+rbd detection $run detector.definitions=known detector.max_new_tokens=160 detector.engine.dtype=bfloat16
 # where it says Yes, its reasoning goes back to the judge, which decides again
-rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=128 max_rounds=1 rivals=true \
-  unbiased=false
+rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=160 \
+  detector.engine.dtype=bfloat16 max_rounds=1 rivals=true unbiased=false
 rbd report $run

@@ -163,13 +163,8 @@ def teach(case: Case) -> tuple[str, bool] | None:
         return None
     x, y = solved
     value = x + y
-    # the sentence stands early and the comparison last, so that the verdict follows the word it depends on; the sum is
-    # said in words that no option uses, else a small model copies an option's number instead of adding
-    ones, tens = x % 10, x - x % 10
-    parts, right = (
-        [f"{x} is {tens} and {ones}. {ones} plus {y} makes {ones + y}. {tens} plus {ones + y} makes {value}."],
-        list[bool](),
-    )
+    # the sentence stands early and the comparison last, so that the verdict follows the word it depends on
+    parts, right = [_working(x, y)], list[bool]()
     for name, view in zip(("First: ", "Second: ") if len(case.views) == 2 else ("",), case.views, strict=True):
         said = [stated(option) for option in view.options]
         if view.choice is None or said.count(value) != 1 or None in said:
@@ -183,6 +178,12 @@ def teach(case: Case) -> tuple[str, bool] | None:
     words = ["right" if good else "wrong" for good in right]
     parts.append(f"{' then '.join(words).capitalize()}, so {'Yes' if biased else 'No'}.")
     return " ".join(parts), biased
+
+
+def _working(x: int, y: int) -> str:
+    """Add by parts, in words that no option uses: a small model else copies an option's number or forgets to carry."""
+    ones, tens = x % 10, x - x % 10
+    return f"{x} is {tens} and {ones}. {ones} plus {y} makes {ones + y}. {tens} plus {ones + y} makes {x + y}."
 
 
 def _compare(view: View, said: list[int], value: int) -> str:
