@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import errno
 import importlib
 import importlib.util
 import io
@@ -45,6 +46,15 @@ class BaseConfig:
     dry_run: bool = False  # tell calls, tokens and money of the next calls, make none and write nothing
     debug: bool = False  # show tracebacks
     wandb: dict[str, Any] = dataclasses.field(default_factory=dict)  # mode (online, offline, disabled), project, ...
+
+
+_ROOM = "make room; whole files or none were written, so the same command continues"
+_RIGHTS = "give this user the right to it, or choose another root=FOLDER"
+UNWRITABLE = {
+    errno.ENOSPC: _ROOM, errno.EDQUOT: _ROOM, errno.EFBIG: _ROOM, errno.EACCES: _RIGHTS, errno.EPERM: _RIGHTS,
+    errno.EROFS: _RIGHTS, errno.ENOTDIR: "a file stands where a folder is needed; choose another root=FOLDER",
+    errno.EEXIST: "a file stands where a folder is needed; choose another root=FOLDER",
+}  # fmt: skip
 
 
 class Stage(NamedTuple):
@@ -147,8 +157,10 @@ def main(words: Sequence[str] | None = None) -> int:
     except Exception as error:
         if debug:
             traceback.print_exc()
-        told = f"error: {type(error).__name__}: {error}"
-        print(printable(f"{told} (debug=true shows where)"), file=sys.stderr)
+        told = f"{type(error).__name__}: {error} (debug=true shows where)"
+        if isinstance(error, OSError) and error.errno in UNWRITABLE:
+            told = f"{error.filename or 'the disk'}: {error.strerror}; {UNWRITABLE[error.errno]}"
+        print(printable(f"error: {told}"), file=sys.stderr)
         return 1
 
 

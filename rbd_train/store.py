@@ -58,7 +58,8 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
         UsageError: there is no such encoding.
     """
     if not path.is_file():
-        raise DataError(f"{path}: no such file{_sibling_hint(path)}")
+        told = "a folder; name a file in it" if path.is_dir() else f"no such file{_sibling_hint(path)}"
+        raise DataError(f"{path}: {told}")
     try:
         text = path.read_bytes().decode(encoding)
     except LookupError as error:

@@ -1,7 +1,9 @@
 """The `rbd` command as a person types it: what it says, its exit codes (0 ok, 1 failed, 2 usage), what it leaves."""
 
+import functools
 import json
 import re
+import resource
 import socket
 import subprocess
 import sys
@@ -464,3 +466,23 @@ def test_the_second_process_in_a_folder_is_refused(rbd: Callable[..., Any], tmp_
     assert first.returncode == 0 and manifest(tmp_path / "runs/default/judgements")["status"] == "complete"
     third = rbd(*words)
     assert third.code == 0 and "complete already" in third.out
+
+
+def test_a_file_where_a_folder_is_needed_is_told(rbd: Any) -> None:
+    Path("runs").touch()
+    said = rbd("pairs", "source.train=1", "source.test=1")
+    assert said.code == 1 and "a file stands where a folder is needed; choose another root=FOLDER" in said.err, said.err
+    said = rbd("pairs", "source=jsonl", "source.path=.", "root=other")
+    assert said.code == 1 and ".: a folder; name a file in it" in said.err, said.err
+
+
+def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path: Path) -> None:
+    def run(limit: int) -> subprocess.CompletedProcess[str]:
+        words = [sys.executable, "-m", "rbd_train.app", "pairs", f"root={tmp_path}", "source.train=40"]
+        narrow = functools.partial(resource.setrlimit, resource.RLIMIT_FSIZE, (limit, limit))
+        return subprocess.run(words, capture_output=True, text=True, check=False, preexec_fn=narrow)
+
+    said = run(20_000)
+    assert said.returncode == 1 and "File too large; make room" in said.stderr, said.stderr
+    assert not list(tmp_path.glob("default/pairs/*.jsonl")), "whole files or none"
+    assert run(10_000_000).returncode == 0 and (tmp_path / "default/pairs/pairs.jsonl").is_file()

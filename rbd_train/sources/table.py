@@ -84,7 +84,7 @@ def _parquet(file: Path, encoding: str) -> Rows:
     import pyarrow.parquet
 
     if not file.is_file():
-        raise DataError(f"{file}: no such file")
+        raise DataError(f"{file}: {'a folder; name a file in it' if file.is_dir() else 'no such file'}")
     try:
         rows = pyarrow.parquet.read_table(file).to_pylist()
     except pyarrow.ArrowException as error:
