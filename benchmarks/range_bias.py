@@ -5,7 +5,8 @@
 Everything is planted and declared. A text has a quality; the main model's log-probability of a score falls with its
 distance from where the quality puts it in the range, and gains a lean to the number 4, whatever the range. The
 assistant sees less of the quality, has noise of its own, and leans with another strength. Equal strengths at
-lambda / t = 1 cancel by algebra and show nothing. Writes range_bias.csv and range_bias.svg to benchmarks/out.
+lambda / t = 1 cancel by algebra and show nothing. Where the lean is the same for all texts, the range's prior holds all
+of it; in the last scene it differs from text to text. Writes range_bias.csv and range_bias.svg to benchmarks/out.
 """
 
 import csv
@@ -23,7 +24,8 @@ from rbd_train.records import Position, Readings, ScoreRow, Step
 RANGES = ((0, 4), (1, 5), (2, 6), (3, 7))
 LEAN, FAVOURITE = 3.0, 4  # nats that the main model adds to the number
 STRENGTHS = (0.0, 0.25, 0.5, 0.75, 1.0, 1.5, 2.0)  # the assistant's lean, as a share of the main model's
-SIGNALS = (0.0, 0.3, 0.8)  # how much of the quality the assistant sees, as a share of the main model's
+# what the assistant sees of the quality; how far the lean differs from text to text (lognormal, the same for both)
+SCENES = ((0.0, 0.0), (0.3, 0.0), (0.8, 0.0), (0.3, 0.7))
 METHODS = ("main", "contrast 0.5", "contrast 1.0", "contrast chosen", "prior subtracted", "calibrated")
 
 
@@ -38,17 +40,20 @@ def readings(low: int, high: int, centre: float, sharp: float, lean: float, nois
     )  # fmt: skip
 
 
-def rows(generator: np.random.Generator, quality: np.ndarray, share: float, signal: float) -> list[list[ScoreRow]]:
+def rows(
+    generator: np.random.Generator, quality: np.ndarray, share: float, signal: float, spread: float
+) -> list[list[ScoreRow]]:
     """Make the rows of every range; noise belongs to the text and the score's place, and to each model."""
     found = []
     noise = generator.normal(0, 0.5, (2, len(quality), 5))
     shift = generator.normal(0, 0.6, (2, len(quality)))  # each model's own misreading of a text
+    leans = LEAN * np.exp(generator.normal(0, spread, len(quality)))
     for low, high in RANGES:
         part = []
         for k, q in enumerate(quality):
-            main = readings(low, high, 2 + q + shift[0, k], 0.35, LEAN, noise[0, k])
+            main = readings(low, high, 2 + q + shift[0, k], 0.35, leans[k], noise[0, k])
             assistant = readings(
-                low, high, 2 + signal * q + shift[1, k], 0.35 * max(signal, 0.2), LEAN * share, noise[1, k]
+                low, high, 2 + signal * q + shift[1, k], 0.35 * max(signal, 0.2), leans[k] * share, noise[1, k]
             )
             part.append(
                 ScoreRow(item_id=str(k), group=str(k % 20), dimension="d", low=low, high=high, human=float(q),
@@ -58,12 +63,14 @@ def rows(generator: np.random.Generator, quality: np.ndarray, share: float, sign
     return found
 
 
-def measure(seed: int, share: float, signal: float, texts: int) -> dict[str, tuple[float | None, float | None]]:
+def measure(
+    seed: int, share: float, scene: tuple[float, float], texts: int
+) -> dict[str, tuple[float | None, float | None]]:
     """Return, per method, the mean Spearman over ranges and the disagreement of ranges, on the texts not chosen on."""
     generator = np.random.default_rng(seed)
     quality = generator.normal(0, 1, texts)
-    given = rows(generator, quality, share, signal)
-    empty = rows(generator, np.zeros(3), share, signal)  # content-free: no quality, noise of its own
+    given = rows(generator, quality, share, *scene)
+    empty = rows(generator, np.zeros(3), share, *scene)  # content-free: no quality, noise of its own
     dev = texts // 5
 
     def every(decision: Callable[[int, ScoreRow], float | None]) -> list[list[float | None]]:
@@ -100,22 +107,23 @@ def measure(seed: int, share: float, signal: float, texts: int) -> dict[str, tup
 
 
 def draw(table: list[dict[str, float | str]], path: Path) -> None:
-    """Plot both measures against the assistant's strength, a column per signal; bands are 95 % over replications."""
+    """Plot both measures against the assistant's strength, a column per scene; bands are 95 % over replications."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(12, 6.4), layout="constrained")
-    axes = figure.subplots(2, len(SIGNALS), sharex=True, sharey="row")
-    for column, signal in enumerate(SIGNALS):
+    figure = Figure(figsize=(15, 6.4), layout="constrained")
+    axes = figure.subplots(2, len(SCENES), sharex=True, sharey="row")
+    for column, (signal, spread) in enumerate(SCENES):
         for line, measured in enumerate(("spearman", "disagreement")):
             for method in METHODS:
-                part = [r for r in table if r["signal"] == signal and r["method"] == method]
+                part = [r for r in table if (r["signal"], r["spread"], r["method"]) == (signal, spread, method)]
                 x = [float(r["share"]) for r in part]
                 low, mid, high = ([float(r[f"{measured}{end}"]) for r in part] for end in ("_low", "", "_high"))
                 axes[line][column].plot(x, mid, "-o", markersize=3, label=method)
                 axes[line][column].fill_between(x, low, high, alpha=0.15)
-            axes[line][column].set_title(
-                f"{measured}; the assistant sees {signal:g} of the quality", loc="left", fontsize=9
+            told = f"{measured}; assistant sees {signal:g} of the quality" + f"; lean varies by {spread:g}" * bool(
+                spread
             )
+            axes[line][column].set_title(told, loc="left", fontsize=8)
         axes[1][column].set_xlabel("assistant's lean / main model's lean")
     axes[0][0].legend(fontsize=7, frameon=False)
     figure.savefig(path, metadata={"Date": None})
@@ -126,11 +134,11 @@ def main() -> None:
     runs, texts = (2, 40) if quick else (20, 200)
     shares = (0.0, 0.5, 1.0) if quick else STRENGTHS
     table: list[dict[str, float | str]] = []
-    for signal in SIGNALS:
+    for scene in SCENES:
         for share in shares:
-            found = [measure(seed, share, signal, texts) for seed in range(runs)]
+            found = [measure(seed, share, scene, texts) for seed in range(runs)]
             for method in METHODS:
-                row: dict[str, float | str] = {"signal": signal, "share": share, "method": method}
+                row: dict[str, float | str] = {"signal": scene[0], "spread": scene[1], "share": share, "method": method}
                 for k, name in enumerate(("spearman", "disagreement")):
                     values = np.asarray([f[method][k] for f in found if f[method][k] is not None], dtype=float)
                     drawn = np.random.default_rng(0).integers(len(values), size=(2000, len(values)))
@@ -146,16 +154,16 @@ def main() -> None:
     draw(table, out / "range_bias.svg")
     for row in table:
         print(
-            f"signal {row['signal']:<4} lean {row['share']:<5} {row['method']:<17} "
+            f"signal {row['signal']:<4} spread {row['spread']:<4} lean {row['share']:<5} {row['method']:<17} "
             f"Spearman {row['spearman']:.3f} [{row['spearman_low']:.3f}, {row['spearman_high']:.3f}]  "
             f"disagreement {row['disagreement']:.3f} [{row['disagreement_low']:.3f}, {row['disagreement_high']:.3f}]"
         )
-    pick = {(r["method"], r["share"]): r for r in table if r["signal"] == 0.3}
+    pick = {(r["method"], r["share"]): r for r in table if (r["signal"], r["spread"]) == (0.3, 0.7)}
     ours, theirs = (float(pick[name, 0.5]["disagreement"]) for name in ("contrast 1.0", "prior subtracted"))
     print(
         json.dumps(
             {"name": "range_bias", "ratio": theirs / ours, "ours": ours, "theirs": theirs, "unit": "disagreement",
-             "rival": "prior subtraction, assistant's lean half the main model's, signal 0.3", "runs": runs}
+             "rival": "prior subtraction; assistant's lean half the main model's, signal 0.3, spread 0.7", "runs": runs}
         )
     )  # fmt: skip
 
