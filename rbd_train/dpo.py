@@ -30,6 +30,7 @@ from rbd_train.training import (
     ModelConfig,
     accumulation,
     log_to,
+    prepare_deepspeed,
     report_speed,
     sharded,
     train_to_the_end,
@@ -198,6 +199,7 @@ def make_trainer(
     if settings.beta <= 0:
         raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
     cuda, sharding = torch.cuda.is_available(), sharded()
+    prepare_deepspeed(cuda)
     args = arguments(settings, seed, checkpoints, cuda, run.main)
     longest = max(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs)
     eager = not cuda and 2 * max(settings.micro_batch, settings.reference_batch) * longest**2 <= EAGER_SCORES

@@ -98,7 +98,7 @@ def make_trainer(
 
     cuda, sharding = torch.cuda.is_available(), sharded()
     check_settings(model, settings, objective, cuda, sharding)
-    check_offload()
+    prepare_deepspeed(cuda)
     config = model_config(model.shape, source)
     warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, sharding, world_size())
     if warning:
@@ -180,12 +180,20 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("FSDP keeps no float32 masters of bfloat16 weights; set model.dtype=float32")
 
 
-def check_offload() -> None:
-    """Build DeepSpeed's optimizer for host memory before weights are loaded (A46).
+def prepare_deepspeed(cuda: bool) -> None:
+    """Build DeepSpeed's optimizer for host memory, where offload needs it, before weights are loaded (A46).
+
+    On a CPU keep it from compiling shm_comm, which inference alone calls: two minutes on two cores, with no word.
 
     Raises:
         UsageError: it can't be built: no C++ compiler, or no CUDA headers.
     """
+    if not sharded().startswith("zero"):
+        return
+    import deepspeed
+
+    if not cuda:
+        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
     if os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") == "none":
         return
     from deepspeed.ops.op_builder import CPUAdamBuilder

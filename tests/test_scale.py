@@ -105,7 +105,13 @@ TABLE = [
 
 @pytest.mark.parametrize(("launch", "weights", "objective"), TABLE)
 def test_every_way_to_train_gives_the_losses_of_one_process(
-    single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str, weights: str, objective: str
+    single: Callable[..., Path],
+    train_file: Path,
+    tmp_path: Path,
+    launch: str,
+    weights: str,
+    objective: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A41-A45: real DeepSpeed on two gloo ranks; losses equal to 1e-3, falling, weights saved whole, and they speak."""
     # at thrice the rate Adam amplifies the order of sums beyond 1e-3 under adapters; at this one their loss falls
@@ -114,12 +120,14 @@ def test_every_way_to_train_gives_the_losses_of_one_process(
     words = (f"objective={objective}", *rate)
     alone = single(*words)
     folder = alone
+    monkeypatch.setenv("TORCH_EXTENSIONS_DIR", str(tmp_path / "builds"))
     if launch:
         folder = train(tmp_path, train_file, *words, f"launch={launch}", "processes=2", "trainer.micro_batch=2")
         assert losses(folder) == pytest.approx(losses(alone), abs=1e-3)
         manifest = json.loads((folder / "manifest.json").read_text())
         assert manifest["world_size"] == 2 and manifest["status"] == "complete"
         assert manifest["facts"]["distributed"] == ("MULTI_CPU" if launch == "ddp" else "DEEPSPEED")
+        assert not (tmp_path / "builds").exists(), "DeepSpeed compiled an operator that training on a CPU never calls"
     found = losses(folder)
     assert len(found) == 20 and found[-1] < (0.995 if weights == "lora" else 0.9) * found[0]
     assert not list(folder.rglob("model/**/*.bin")) and not list(folder.glob("checkpoints-*"))
@@ -409,9 +417,10 @@ def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.M
     """A46: no compiler."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    from rbd_train.training import check_offload
+    from rbd_train.training import prepare_deepspeed
 
-    check_offload()
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    prepare_deepspeed(cuda=False)
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "cpu")
 
     def no_compiler(*words: Any, **settings: Any) -> None:
@@ -419,4 +428,4 @@ def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.M
 
     monkeypatch.setattr(CPUAdamBuilder, "load", no_compiler)
     with pytest.raises(UsageError, match="install a C\\+\\+ compiler"):
-        check_offload()
+        prepare_deepspeed(cuda=False)
