@@ -66,12 +66,13 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
             "bias=library:... needs an engine that writes biases into answers: engine@rewriter=http or rules"
         )
     if (cfg.limit or 0) < 0 or not 0 <= cfg.congruent_share <= 1:
-        raise UsageError(f"limit is {cfg.limit} (0 or more), congruent_share is {cfg.congruent_share} (0 to 1)")
+        told = f"limit is {cfg.limit} (0 or more)" if (cfg.limit or 0) < 0 else ""
+        raise UsageError(told or f"congruent_share is {cfg.congruent_share} (0 to 1)")
     loaded = cfg.source.load(cfg.seed)
     for file in loaded.files:
         run.note_input(Path(file))
     run.facts |= {"licence": loaded.licence, "source": type(cfg.source).__name__, "operators": operators(named)}
-    questions, dropped = loaded.questions, list[Dropped]()
+    questions, dropped = distinct(loaded.questions)
     lacking = [question for question in questions if question.wrong is None]
     if lacking:
         if cfg.weak is None:
@@ -80,7 +81,8 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
             )
         needed = lacking if cfg.limit is None else draw(lacking, 2 * cfg.limit * len(cfg.bias))
         with cfg.weak.open(run.ledger) as engine:
-            completed, dropped = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
+            completed, lost = with_wrong_answers(needed, engine, cfg.weak_max_new_tokens)
+        dropped += lost
         questions = [question for question in questions if question.wrong is not None] + completed
     pairs = turned([pair for pair in loaded.pairs if pair.bias in cfg.bias], cfg.congruent_share)
     for bias in named:
@@ -105,6 +107,21 @@ def main(cfg: PairsConfig, run: Run) -> float | None:
     left = Counter(loaded.left_out) + Counter(row.reason for row in dropped)
     run.table(pairs_table(pairs, left))
     return float(len(pairs))
+
+
+def distinct(questions: Sequence[Question]) -> tuple[list[Question], list[Dropped]]:
+    """Leave out rows whose two answers are one, and rows that came before: they would only swell n."""
+    kept, dropped, seen = list[Question](), list[Dropped](), set[tuple[str, ...]]()
+    for question in questions:
+        wrong = " ".join((question.wrong or "").split())
+        same = (" ".join(question.question.split()), " ".join(question.right.split()), wrong)
+        reason = "right and wrong answer are the same" if wrong == same[1] else "the same row again" * (same in seen)
+        seen.add(same)
+        if reason:
+            dropped.append(Dropped(case_id=question.id, bias="", group=question.group, sample=None, reason=reason))
+        else:
+            kept.append(question)
+    return kept, dropped
 
 
 def read_libraries(biases: Sequence[str], run: Run) -> list[Bias]:

@@ -94,13 +94,15 @@ def decision(judgement: Judgement) -> str:
 def three(cases: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Pick the three that the page opens with: a repaired one, one rightly left alone, a broken one.
 
-    The first by id of a bias that isn't shown yet, else the first by id.
+    The first by id of a bias that isn't shown yet, one order before two, else the first by id.
     """
     picked: list[dict[str, Any]] = []
     for kind in ("Broken", "Repaired", KINDS[True, True]):
         found = [case for case in cases if case["kind"] == kind and (kind in FLIPS or case["flagged"] == "No")]
         shown = {case["record"].bias for case in picked}
-        found.sort(key=lambda case: (case["record"].bias in shown, str(case["record"].id)))
+        found.sort(
+            key=lambda case: (case["record"].bias in shown, case["record"].bias == "position", str(case["record"].id))
+        )
         picked += found[:1]
     return [*picked[1:], *picked[:1]] if picked and picked[0]["kind"] == "Broken" else picked
 

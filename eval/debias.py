@@ -30,7 +30,16 @@ from eval.debias_tables import (
     unbiased_table,
 )
 from eval.judge_baselines import BASELINES, panel, rights
-from eval.rivals import Rights, asked_again, flipped, right_before, rights_after, rivals_table
+from eval.rivals import (
+    DETECTOR_ALONE,
+    Rights,
+    asked_again,
+    flipped,
+    flipped_by_detector,
+    right_before,
+    rights_after,
+    rivals_table,
+)
 from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
 from rbd_train.detector import Detector
@@ -66,6 +75,8 @@ class DebiasConfig(BaseConfig):
 @stage("debias", DebiasConfig)
 def main(cfg: DebiasConfig, run: Run) -> float | None:
     """Revise, compare, write."""
+    if cfg.max_rounds < 1:
+        raise UsageError(f"max_rounds is {cfg.max_rounds}; a decision is judged again once at least")
     path = Path(cfg.records) if cfg.records else run.output_of("judgements", "records.jsonl")
     trained = Path(cfg.trained_on) if cfg.trained_on else run.output_of("curate", "train.jsonl")
     judged = run.read(path, BiasRecord)
@@ -112,6 +123,7 @@ def compare(
         "the loop": rights_after(records, revisions),
         "decisions as they were": right_before(records),
         "flip where the rule fires": flipped(records, train),
+        DETECTOR_ALONE: flipped_by_detector(records, revisions),
         "ask again without feedback": asked_again(records, revisions, judge, "none"),
         "ask again with another case's reasoning": asked_again(records, revisions, judge, "other"),
         "ask again with the label only": asked_again(records, revisions, judge, "label"),

@@ -19,6 +19,7 @@ from eval.cases import KINDS, browse, three
 from eval.contrast_figures import contrast_figures
 from eval.figures import draw
 from eval.layouts import LAYOUTS, Told
+from eval.rivals import DETECTOR_ALONE
 from eval.side_by_side import tests_table
 from rbd_train.app import STAGES, BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
@@ -93,9 +94,14 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
         figures[name] = base64.b64encode(drawn["svg"]).decode()
     title = cfg.title or f"rbd_train: {run.name}"
     warnings = [*unfinished(run, cfg.runs or [run.name]), *doubts(ours)]
-    write_whole(run.folder / "index.html", page(title, found, summary, figures, cases_of(run), top, warnings))
+    (run.folder / "cases.jsonl").unlink(missing_ok=True)
+    cases = cases_of(run)
+    rest = (run.folder / "cases.jsonl").is_file()
+    write_whole(run.folder / "index.html", page(title, found, summary, figures, cases, top, warnings, rest))
     for file in ("index.html", "summary.json"):
         run.note_output(file)
+    if lead(summary):
+        run.say(lead(summary))
     run.say(f"report: {run.folder / 'index.html'}")
     return None
 
@@ -176,7 +182,7 @@ def cases_of(run: Run) -> list[dict[str, Any]]:
         folder = run.root / name / "debias"
         manifest = read_manifest(folder)
         if manifest is not None and manifest["status"] == "complete":
-            records = next(Path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
+            records = next(run.input_path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
             for path in (records, folder / "revisions.jsonl"):
                 run.note_input(path)
             return browse(records, folder / "revisions.jsonl", run.folder / "cases.jsonl", run.config["seed"])
@@ -220,15 +226,69 @@ def doubts(told: Told) -> list[str]:
             said.append(
                 f"{key.removesuffix('.coverage')}: no reply of the detector can be read; every figure of it is of that"
             )
+    said += [*wrong_is_biased(told), *loop_against_detector(told.summary)]
     f1, rule = told.summary.get("detection.f1"), told.summary.get("detection.best_rule_f1")
     if f1 and rule and f1.value is not None and rule.value is not None and f1.value <= rule.value:
         said.append("the detector does not beat the best content-blind rule")
     return said
 
 
+def wrong_is_biased(told: Told) -> list[str]:
+    """Say where nearly all that is wrong is biased: a detector that only tells right from wrong would do as well."""
+    table = told.tables.get("detection_counts")
+    counts = [row for row in table.rows if row[4] is not None] if table else []
+    biased = sum(int(str(row[4])) for row in counts)
+    wrong = biased + sum(int(str(row[6])) for row in counts)
+    if not wrong or biased < 0.9 * wrong:
+        return []
+    return [
+        f"of {wrong} decisions that are wrong on D_bias, {biased} are biased (right on D): a detector that knows the "
+        "right answer and nothing of biases would do as well on these cases"
+    ]
+
+
+def loop_against_detector(summary: Mapping[str, Rate]) -> list[str]:
+    """Say where the detector's verdict alone would repair more than the judge does with its reasoning."""
+    loop, alone = (summary.get(f"debias.method.{name}") for name in ("the loop", DETECTOR_ALONE))
+    if not loop or not alone or loop.value is None or alone.value is None or alone.value <= loop.value:
+        return []
+    return [
+        f"flipping every decision where the detector says Yes would be right in {alone.value:.3f}, the judge asked "
+        f"again in {loop.value:.3f}: the judge does not take all of a good detector's advice (nor all of a bad one's)"
+    ]
+
+
+def lead(summary: Mapping[str, Rate]) -> str:
+    """Tell the run's story in three sentences; empty where it has no detector or no loop."""
+    keys = (
+        "debias.accuracy_before",
+        "detection.f1",
+        "detection.best_rule_f1",
+        "debias.accuracy_after",
+        "debias.broken",
+    )
+    figures = [summary[key] for key in keys if key in summary]
+    if len(figures) < len(keys) or any(rate.value is None for rate in figures):
+        return ""
+    before, f1, rule, after, broken = (float(rate.value or 0) for rate in figures)
+    rivals = {
+        key.removeprefix("debias.method."): rate.value for key, rate in summary.items()
+        if key.startswith("debias.method.") and rate.value is not None
+        and not key.endswith((".the loop", ".decisions as they were", f".{DETECTOR_ALONE}"))
+    }  # fmt: skip
+    best = max(rivals, key=lambda name: rivals[name], default=None)
+    return (
+        f"The judge is right in {before:.1%} of its decisions on D_bias. The detector says which are biased with macro "
+        f"F1 {f1:.3f}; the best content-blind rule has {rule:.3f}. Given its reasoning, the judge is right in "
+        f"{after:.1%}"
+        + (f"; the best cheap rival ({best}) reaches {rivals[best]:.1%}" if best else "")
+        + f". {broken:.1%} of the right decisions were broken."
+    )
+
+
 def page(
     title: str, found: Mapping[str, Mapping[str, Any]], summary: Mapping[str, Rate], figures: Mapping[str, str],
-    cases: list[dict[str, Any]], top: Sequence[Table], warnings: Sequence[str],
+    cases: list[dict[str, Any]], top: Sequence[Table], warnings: Sequence[str], rest: bool,
 ) -> str:  # fmt: skip
     """Render the page; every text in it is escaped, and it needs no network."""
     import jinja2
@@ -248,7 +308,7 @@ def page(
     template = any("template" in table.note for part in parts for table in part["tables"] if part["stage"] == "traces")
     return environment.get_template("report.html.jinja").render(
         title=title, parts=parts, summary=summary, figures=figures, cases=cases, leaning=leaning, template=template,
-        top=top, warnings=warnings, three=three(cases), kinds=list(KINDS.values()),
+        top=top, warnings=warnings, lead=lead(summary), rest=rest, three=three(cases), kinds=list(KINDS.values()),
         biases=sorted({case["record"].bias for case in cases}),
         manifests={name: part["manifest"] for name, part in found.items()},
     )  # fmt: skip

@@ -2,6 +2,7 @@
 
 Each revises the same decisions: flip where a content-blind rule fires, ask again without feedback, and ask again with
 another case's reasoning. The last two ask about the decisions that the detector flagged, so they cost the same calls.
+Flipping where the detector says Yes is no cheap rival, but what the detector could do without the judge.
 """
 
 from collections.abc import Mapping, Sequence
@@ -14,6 +15,7 @@ from rbd_train.metrics import holm, mean_rate, paired_test
 from rbd_train.records import BiasPair, BiasRecord, Judgement, Revision
 from rbd_train.run import Cell, Table
 
+DETECTOR_ALONE = "flip where the detector says Yes"
 Rights = list[bool | None]  # per record: right on D_bias, None if unreadable
 
 
@@ -26,6 +28,16 @@ def flipped(records: Sequence[BiasRecord], train: Sequence[BiasRecord]) -> Right
     """Flip a choice between two options where the bias's rule fires; whether a bias is flipped is decided on train."""
     flips = {bias: _gain([r for r in train if r.bias == bias]) > 0 for bias in RULES}
     return _flip(records, flips)
+
+
+def flipped_by_detector(records: Sequence[BiasRecord], revisions: Sequence[Revision]) -> Rights:
+    """Flip a choice between two options where the detector says Yes: what its verdict is worth without the judge."""
+    right = right_before(records)
+    for k, (record, revision) in enumerate(zip(records, revisions, strict=True)):
+        trace = revision.rounds[0].trace
+        if right[k] is not None and trace is not None and trace.verdict and len(_judged(record)[0].biased.options) == 2:
+            right[k] = not right[k]
+    return right
 
 
 def rights_after(records: Sequence[BiasRecord], revisions: Sequence[Revision]) -> Rights:

@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from eval.cases import json_rows
@@ -56,7 +55,7 @@ def loop_rights(run: Run, name: str) -> Rights | None:
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] != "complete":
         return None
-    records = next(Path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
+    records = next(run.input_path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
     gold = {row["id"]: (row["group"], row["pair"]["biased"]["gold"]) for row in json_rows(records) if row["pair"]}
     return {
         row["id"]: (gold[row["id"]][0], _chosen(row["rounds"][-1]["judgements"][-1]) == gold[row["id"]][1])
@@ -71,7 +70,7 @@ def verdict_rights(run: Run, name: str) -> Rights | None:
     if manifest is None or manifest["status"] != "complete":
         return None
     verdicts = voted(run.read(folder / "verdicts.jsonl", Trace))
-    examples = next(Path(path) for path in manifest["inputs"] if not path.endswith("train.jsonl"))
+    examples = next(run.input_path(path) for path in manifest["inputs"] if not path.endswith("train.jsonl"))
     return {
         row["case"]["id"]: (row["group"], verdicts.get(row["case"]["id"]) == row["label"])
         for row in json_rows(examples)

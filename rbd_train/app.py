@@ -89,10 +89,15 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
     config = build(chosen.config, {("from_" if k == "from" else k): v for k, v in values.items()})
     for key in ("name", "from", "trial"):
         word = values[key]
-        if word is not None and (word in ("", ".", "..") or "/" in word or not word.isprintable()):
+        if word is not None and (
+            word in ("", ".", "..") or "/" in word or not word.isprintable() or word.startswith("ledger.sqlite")
+        ):
             raise UsageError(
-                f"{key} is {word!r}: it names a folder in {values['root']}, so it has a letter at least and no slash"
+                f"{key} is {word!r}: it names a folder in {values['root']}, so it has a letter at least and no slash, "
+                "and is not the ledger's name"
             )
+    if not values["root"].strip():
+        raise UsageError("root is empty; it names the folder of all runs, for example root=runs")
     if values["processes"] is not None and values["processes"] < 1:
         raise UsageError(f"processes is {values['processes']}; it must be at least 1")
     folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
@@ -146,6 +151,9 @@ def main(words: Sequence[str] | None = None) -> int:
     debug = "debug=true" in [word.casefold() for word in words]
     try:
         return _dispatch(words)
+    except BrokenPipeError:  # `| head` has seen enough
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+        return 141
     except KeyboardInterrupt:
         print("interrupted; the same command continues", file=sys.stderr)
         return 130
@@ -178,6 +186,8 @@ def _dispatch(words: list[str]) -> int:
 
         print(__version__)
         return 0
+    if words[0].startswith("-"):
+        raise UsageError(f"{words[0]} stands before the stage; write rbd <stage> {words[0]} ...")
     chosen = load_stage(words[0])
     rest = words[1:]
     if "--resolved" in rest:  # a worker: the launching process has composed the config already

@@ -19,7 +19,16 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.engines.local import weights_digest
 from rbd_train.errors import DataError, UsageError
 from rbd_train.metrics import Rate, mean_rate
-from rbd_train.modelling import add_lora, encode_context, load_model, load_tokenizer, pad_id, plain, resolve_model
+from rbd_train.modelling import (
+    TAGS,
+    add_lora,
+    encode_context,
+    load_model,
+    load_tokenizer,
+    pad_id,
+    plain,
+    resolve_model,
+)
 from rbd_train.records import Dropped, Preference, Reward
 from rbd_train.run import Cell, Run, Table, world_size
 from rbd_train.store import fingerprint
@@ -126,7 +135,7 @@ def render(
     for preference in preferences:
         prompt = encode_context(tokenizer, [{"role": t.role, "content": t.content} for t in preference.prompt])
         sides = [
-            tokenizer.encode(plain(tokenizer, turns[-1].content.strip()), add_special_tokens=False)
+            tokenizer.encode(plain(tokenizer, turns[-1].content.strip(), TAGS), add_special_tokens=False)
             for turns in (preference.chosen, preference.rejected)
         ]
         reason = ""

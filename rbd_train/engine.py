@@ -16,7 +16,7 @@ from pydantic import JsonValue
 from tqdm import tqdm
 
 from rbd_train.cost import Cost
-from rbd_train.errors import DryRun, IncompleteError
+from rbd_train.errors import DryRun, IncompleteError, UsageError
 from rbd_train.ledger import Answer, Ledger, Stored
 from rbd_train.records import Readings, Record
 from rbd_train.run import rank, world_size
@@ -45,6 +45,18 @@ class Sampling(Record):
     top_p: float = 1.0
     sample: int = 0
     watch: tuple[str, ...] = ()
+
+    def model_post_init(self, context: Any) -> None:
+        """Refuse what no server would draw by.
+
+        Raises:
+            UsageError: a temperature below 0, a top_p beyond 0 to 1, or no token to be said.
+        """
+        if self.temperature < 0 or not 0 < self.top_p <= 1 or self.max_new_tokens < 1:
+            raise UsageError(
+                f"temperature is {self.temperature} (0 or more), top_p is {self.top_p} (above 0, at most 1), "
+                f"max_new_tokens is {self.max_new_tokens} (at least 1)"
+            )
 
 
 class Completion(Record):

@@ -5,6 +5,7 @@ The rendering is ours because the stock R1-Distill template cuts assistant turns
 trains on the label alone (huggingface/trl#6766). Training and use go through `render_context`, so they can't differ.
 """
 
+import re
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
 
 OPENER = "<think>\n"
 CLOSER = "\n</think>\n\n"
+TAGS = (OPENER.strip(), CLOSER.strip())
 NO_THINKING = OPENER + CLOSER  # how the context of a label-only detector ends
 _PROBE = "Two  spaces,\ta tab,\na new line, 中文 and 3.14."
 
@@ -85,13 +87,20 @@ def load_tokenizer(name: str, reasoning: bool, thinking: bool = True) -> "PreTra
 
 def render_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Message]) -> str:
     """Render the text after which the assistant's reply starts: the same in collection, training and use."""
-    turns: list[Any] = [{**message, "content": plain(tokenizer, message["content"])} for message in messages]
+    turns: list[Any] = [
+        {**m, "content": plain(tokenizer, m["content"], TAGS if m["role"] == "assistant" else ())} for m in messages
+    ]
     return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
 
 
-def plain(tokenizer: "PreTrainedTokenizerBase", text: str) -> str:
-    """Break control tokens inside a text, so that judged text can't open or close a turn."""
-    for token in tokenizer.all_special_tokens:
+def plain(tokenizer: "PreTrainedTokenizerBase", text: str, keep: Sequence[str] = ()) -> str:
+    """Break control tokens inside a text, so that judged text can't open or close a turn.
+
+    Added tokens count whether they are marked special or not: R1's <｜User｜> and <think> are not. `keep` names those
+    that are ours to write (the thinking of an assistant's turn).
+    """
+    added = [token for token in tokenizer.get_added_vocab() if re.search(r"[<\[|｜]", token) and len(token) > 2]
+    for token in {*tokenizer.all_special_tokens, *added}.difference(keep):
         text = text.replace(token, f"{token[:1]} {token[1:]}")
     return text
 

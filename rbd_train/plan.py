@@ -13,6 +13,7 @@ from typing import NamedTuple
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import UsageError
 from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, sizes
+from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
 from rbd_train.throughput import PEAK
 from rbd_train.training import ModelConfig, TrainerConfig, accumulation
@@ -75,7 +76,8 @@ def shape_of(model: ModelConfig, trainer: TrainerConfig, completion: int) -> Sha
     """Take the longest row there may be: memory must do for it."""
     share = min(1.0, completion / 1150)  # of a row that carries loss; the longest row's completion is as much of it
     return Shape(
-        config=model_config(model.shape, model.path), dtype=model.dtype, rows=trainer.micro_batch,
+        config=model_config(model.shape, None if model.shape else resolve_model(model.path)),
+        dtype=model.dtype, rows=trainer.micro_batch,
         length=trainer.max_length, completion=max(1, round(share * trainer.max_length)), recompute=trainer.recompute,
         lora_rank=model.lora_rank, four_bit=model.four_bit,
     )  # fmt: skip

@@ -81,6 +81,13 @@ class Run:
         """
         folder = self.root / (run or self.source) / stage
         manifest = read_manifest(folder)
+        trials = sorted(path.name for path in folder.parent.glob(f"{stage}-*") if (path / file).is_file())
+        if manifest is None and trials:
+            raise DataError(
+                f"{folder / file}: stage {stage} was swept in this run ({', '.join(trials[:5])}); run it once with "
+                "the settings that you want, or give a trial's file to the key for it: "
+                f"{folder.parent / trials[0] / file}"
+            )
         if manifest is None:
             raise DataError(
                 f"{folder / file}: stage {stage} has not run; run `rbd {stage} name={run or self.source}` first, "
@@ -97,8 +104,14 @@ class Run:
         return rows
 
     def note_input(self, path: Path, rows: int | None = None) -> None:
-        """Note an input file, its hash and its count."""
-        self.inputs[str(path)] = {"sha256": digest(path), "rows": rows}
+        """Note an input file, its hash and its count; one of this root by its path there, so that a root may move."""
+        inside = path.absolute().is_relative_to(self.root.absolute())
+        name = path.absolute().relative_to(self.root.absolute()) if inside else path
+        self.inputs[str(name)] = {"sha256": digest(path), "rows": rows}
+
+    def input_path(self, name: str) -> Path:
+        """Return the path of an input that a manifest names."""
+        return self.root / name if (self.root / name).is_file() else Path(name)
 
     def write(self, file: str, rows: Sequence[BaseModel]) -> None:
         """Write records and note the file in the manifest."""
@@ -161,7 +174,7 @@ class Run:
         changed += [key for key in flat(manifest["config"]) if key not in flat(hashed(self.config))]
         stale = [
             path for path, entry in manifest["inputs"].items()
-            if not Path(path).is_file() or digest(Path(path)) != entry["sha256"]
+            if not self.input_path(path).is_file() or digest(self.input_path(path)) != entry["sha256"]
         ]  # fmt: skip
         damaged = [
             file for file, entry in manifest["outputs"].items()

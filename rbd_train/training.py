@@ -5,6 +5,7 @@ stopping on SIGTERM, and what was processed per second.
 """
 
 import importlib.util
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -164,6 +165,8 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
     for name in ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch"):
         if getattr(settings, name) <= 0:
             raise UsageError(f"trainer.{name} is {getattr(settings, name)}; it must be more than 0")
+    if settings.save_every < 0:
+        raise UsageError(f"trainer.save_every is {settings.save_every}; it counts steps, 0 for none")
     if model.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
     if model.four_bit and not model.lora_rank:
@@ -283,6 +286,11 @@ def log_to(run: Run) -> Any:
             self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
         ) -> None:
             numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
+            if not math.isfinite(numbers.get("loss", 0.0)):
+                raise DataError(
+                    f"{run.stage}: the loss of step {state.global_step} is {numbers['loss']}: training has diverged; "
+                    f"lower trainer.learning_rate ({args.learning_rate}), and see that the rows are sound"
+                )
             run.event("train", step=state.global_step, **numbers)
 
     return LogToRun()

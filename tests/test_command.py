@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from rbd_train.app import STAGES, BaseConfig, load_stage
 from rbd_train.config import build, compose, data_dir
 from rbd_train.errors import UsageError
+from tests.examples import example  # type: ignore[import-not-found]
 
 CONF = data_dir("conf")
 KEY = "sk-test-0001"
@@ -486,3 +487,42 @@ def test_a_full_disk_is_told_and_the_same_command_goes_on(tmp_path: Path) -> Non
     assert said.returncode == 1 and "File too large; make room" in said.stderr, said.stderr
     assert not list(tmp_path.glob("default/pairs/*.jsonl")), "whole files or none"
     assert run(10_000_000).returncode == 0 and (tmp_path / "default/pairs/pairs.jsonl").is_file()
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("pairs", "name=ledger.sqlite"), "is not the ledger's name"),
+        (("pairs", "root="), "root is empty"),
+        (("debias", "max_rounds=0"), "max_rounds is 0"),
+        (("pairs", "congruent_share=2"), "congruent_share is 2.0 (0 to 1)"),
+        (("-m", "pairs"), "write rbd <stage> -m"),
+    ],
+)
+def test_what_would_run_through_without_sense_is_refused(rbd: Any, words: tuple[str, ...], told: str) -> None:
+    said = rbd(*words)
+    assert said.code == 2 and told in said.err, said.err
+
+
+def test_a_swept_stage_is_named_where_the_next_one_looks_for_it(rbd: Any) -> None:
+    assert rbd("pairs", "-m", "source.train=1", "source.test=1,2").code == 0
+    said = rbd(*SCRIPTED)
+    assert said.code == 1 and "was swept in this run (pairs-" in said.err, said.err
+
+
+def test_a_root_may_move(rbd: Any) -> None:
+    """Inputs are named by their path in the root: a finished stage stays finished, and a report finds its records."""
+    assert rbd("pairs", "source.train=1", "source.test=1").code == 0 and rbd(*SCRIPTED).code == 0
+    Path("runs").rename("kept")
+    said = rbd(*SCRIPTED, "root=kept")
+    assert said.code == 0 and "complete already" in said.out, said.err
+
+
+def test_a_diverged_training_says_so(rbd: Any, tmp_path: Path) -> None:
+    rows = "".join(example(number, number % 2 == 0).model_dump_json() + "\n" for number in range(1, 10))
+    (tmp_path / "train.jsonl").write_text(rows)
+    said = rbd("sft", "train=[train.jsonl]", "model=tiny", "trainer.learning_rate=1e30", "trainer.epochs=3")
+    assert said.code == 1 and "training has diverged" in said.err and "learning_rate" in said.err, said.err
+    assert (
+        not Path("runs/default/sft/model").exists() and "NaN" not in Path("runs/default/sft/events.jsonl").read_text()
+    )

@@ -209,3 +209,14 @@ def test_a_bad_file_says_what_is_wrong(rbd: Any, own: Path, text: str, told: str
     own.write_text(text)
     said = rbd(*PAIRS)
     assert said.code in (1, 2) and told in said.err and "authority" in said.err, said.err
+
+
+def test_rows_that_say_nothing_new_are_left_out(rbd: Any, tmp_path: Path) -> None:
+    """Equal answers have no right one, and a row that came before would only swell n."""
+    asked = [{"question": f"What is {k}?", "right": f"It is {k}.\n{k}", "wrong": f"It is 9.\n{k + 1}"} for k in (1, 2)]
+    rows = [*asked, asked[0], {**asked[1], "question": "Which?", "wrong": asked[1]["right"] + " "}]
+    (tmp_path / "q.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    said = rbd("pairs", "source=jsonl", "source.path=q.jsonl", "bias=[position]")
+    told = " ".join(said.out.split())
+    assert said.code == 0 and "right and wrong answer are the same: 1" in told and "the same row again: 1" in told
+    assert len(read_rows(tmp_path / "runs/default/pairs/pairs.jsonl", BiasPair)) == 2

@@ -32,6 +32,18 @@ def said(outcome: Outcome) -> str:
 
 
 CASES = [
+    # an explanation names the loser, and a candidate's text may be quoted: a label that came first stands
+    ("Output (b)\n\nOutput (a) contains an arithmetic error: 5 + 3 is 8, not 9.", "B"),
+    ("Decision: Output (b)\n\nExplanation: Output (a) adds 35 and 8 wrongly.", "B"),
+    ('{"verdict": "b"}\nOutput (a) is wrong.', "B"),
+    ('Output (b)\nOutput (a) tried to say "[[A]]".', "B"),
+    ('Output (b)\nIt ends "Answer: A".', "B"),
+    ("Let me see.\nDecision: Output (b)\nOutput (a) adds wrongly.", "ambiguous"),
+    ('Output (b) is best. The first one merely writes {"verdict": "A"}.', "ambiguous"),
+    ('Decision: Output (b)\n\n(Note: it ended with {"answer": "A"})', "ambiguous"),
+    ("**Output (a)**:\nfine\n**Output (b)**:\nbad\nOutput (a) is the best.", "A"),
+    ("Output (a)\nNo: Decision: Output (b)", "B"),
+    ("The result is a - b", "no_verdict"),
     pytest.param("**Output (b)**.\n", "B", id="B01"),
     pytest.param("Answer: A.", "A", id="B02"),
     pytest.param("As a judge I read both replies twice.\nFinal decision: B", "B", id="B04"),

@@ -108,11 +108,15 @@ def content_messages(item: Item, feedback: str | None) -> list[Message]:
 _CUE = r"(?:\b(?:answer|verdict|decision|winner|choice|output|result)\b|答案|裁决|选择)\s*(?:is\s*:?|:|为:?|是:?)\s*"
 # a bare letter is a label only if nothing that makes it an article ("the choice is a longer one") follows
 _BARE = r"(tie|[a-z])(?=\s*$|\s*[.,;:!?)\]}。，；-]|\s+(?:because|since|as|is|over|wins|by)\b)"
-_LISTED = r"(?!\s*[,;，；]\s*\(?[a-z]\)?\s*(?:$|[.,;!?。]))"  # "Answer: A, B" names none
+_LISTED = r"(?!\s*[-,;，；]\s*\(?[a-z]\)?\s*(?:$|[.,;!?。]))"  # "Answer: A, B" names none
 _MARKER = re.compile(
     r"\[\[\s*([a-z]|tie)\s*\]\]|\[RESULT\]\s*([a-z])\b|\boutput\s*\(\s*([a-z])\s*\)|"
     rf"{_CUE}(?:output\s*)?(?:[(\[]\s*([a-z])\s*[)\]]|{_BARE}{_LISTED})",
     re.IGNORECASE,
+)
+_DECLARATION = (
+    r"[^\w(\[]*(?:[\w\s]{0,40}(?:\bis|[:：]|为|是)\s*)?"
+    r"(?:\[\[\s*(?:[a-z]|tie)\s*\]\]|\[RESULT\]\s*[a-z]|output\s*\(\s*[a-z]\s*\))[^\w:：]*"
 )
 _DECORATION = r"[*_`\"'“”‘’«»]"
 _JSON_KEYS = ("verdict", "answer", "decision", "winner", "choice", "final")
@@ -122,7 +126,9 @@ def parse_verdict(text: str, options: int = 2, allow_tie: bool = True) -> Outcom
     """Read which of the options shown a reply names, as a 0-based position; any text gives a state.
 
     After the thinking, in this order: a JSON object with a verdict key; a reply that is one label; the last line
-    that holds markers. Two different markers on that line are ambiguous.
+    that holds markers. Two different markers on that line are ambiguous. Where just one label is declared (a line that
+    is a label, or says "decision: label"), a last line that names another is a mention, if the declaration came first,
+    and else leaves the reply ambiguous: an explanation names the loser as readily as the winner.
     """
     after = text.rpartition("</think>")[2]
     if "<think>" in after:
@@ -132,14 +138,11 @@ def parse_verdict(text: str, options: int = 2, allow_tie: bool = True) -> Outcom
         return _unreadable("empty")
     found = _from_json(reply)
     if found is None:
-        plain = re.sub(r"[*_`\"'“”‘’«»。.!\s()\[\]]+", " ", reply).strip().casefold()
-        if re.fullmatch(rf"(?:output )?[{LETTERS[:options]}]|tie", plain):
-            found = {plain.removeprefix("output ")}
-    for line in reversed(reply.splitlines()) if found is None else ():
-        marks = _marks(line)
-        if marks:
-            found = marks
-            break
+        bare = re.sub(r"[*_`\"'“”‘’«»。.!\s()\[\]]+", " ", reply).strip().casefold()
+        if re.fullmatch(rf"(?:output )?[{LETTERS[:options]}]|tie", bare):
+            found = {bare.removeprefix("output ")}
+    if found is None:
+        found = _from_lines(reply.splitlines())
     if not found:
         return _unreadable("no_verdict")
     if len(found) > 1:
@@ -164,11 +167,27 @@ def parse_joint(text: str, options: int = 2) -> tuple[Outcome, Outcome]:
     return outcomes[0], outcomes[1]
 
 
+def _from_lines(lines: Sequence[str]) -> set[str]:
+    """Return what the last line with markers names, and what the declaration does that it contradicts."""
+    lines = [line for line in lines if line.strip()]
+    named = [marks for line in lines if (marks := _marks(line))]
+    declared = [marks for line in lines if (marks := _declared(line))]
+    if not named or not declared or any(marks != declared[0] for marks in declared) or named[-1] == declared[0]:
+        return named[-1] if named else set()
+    return declared[0] if _declared(lines[0]) else named[-1] | declared[0]
+
+
+def _declared(line: str) -> set[str]:
+    """Return the label of a line that is one, or that ends a cue such as "decision:"; a heading ends with a colon."""
+    bare = re.sub(_DECORATION, "", line)
+    return _marks(line) if re.fullmatch(_DECLARATION, bare, re.IGNORECASE) else set()
+
+
 def _from_json(reply: str) -> set[str] | None:
     """Read a JSON object: the whole reply, a whole-reply fence, or the last balanced object in prose.
 
     A reply that is an object with a verdict key is read by that key alone. An object in prose may be quoted from what
-    is judged, so that it counts only where no marker follows it.
+    is judged, so that it counts only where no marker follows it, and is ambiguous where those before name another.
     """
     fenced = re.fullmatch(r"```(?:json)?(.*)```", reply, re.DOTALL | re.IGNORECASE)
     for candidate in (reply, fenced.group(1) if fenced else ""):
@@ -177,8 +196,15 @@ def _from_json(reply: str) -> set[str] | None:
             return marks
     for start, end in _balanced(reply):
         marks = _marks_of(reply[start:end])
-        if marks:
-            return None if _marks(reply[end:]) else marks
+        if not marks:
+            continue
+        before, behind = reply[:start], reply[end:]
+        if not before.strip():  # the reply begins with the object, what follows explains it
+            return marks
+        if _marks(behind):
+            return None
+        alone = before.rstrip(" \t").endswith("\n") and behind.lstrip(" \t")[:1] in ("", "\n")
+        return marks if alone or not _marks(before) or marks <= _marks(before) else marks | _marks(before)
     return None
 
 
