@@ -12,11 +12,11 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
-from pydantic import JsonValue
+from pydantic import JsonValue, ValidationError
 from tqdm import tqdm
 
 from rbd_train.cost import Cost
-from rbd_train.errors import DryRun, IncompleteError, UsageError
+from rbd_train.errors import DataError, DryRun, IncompleteError, UsageError
 from rbd_train.ledger import Answer, Ledger, Stored
 from rbd_train.records import Readings, Record
 from rbd_train.run import rank, world_size
@@ -328,4 +328,10 @@ class _Commit:
 
 def _reply(text: str) -> Reply:
     kind = ChoiceLogprobs if '"kind":"choices"' in text[:20] else Completion
-    return kind.model_validate_json(text)
+    try:
+        return kind.model_validate_json(text)
+    except ValidationError as error:
+        raise DataError(
+            f"a reply in the ledger is damaged ({text[:40]!r}...); restore ledger.sqlite of this root from a copy, or "
+            "move it away: the same command then asks again for what it needs"
+        ) from error

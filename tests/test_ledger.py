@@ -270,3 +270,14 @@ def test_both_kinds_of_reply_come_back_as_they_were(tmp_path: Path) -> None:
     assert engine.generate(asking("q"), SHORT) == texts
     assert engine.choice_logprobs(asking("q"), [("x", "y")]) == scores
     assert engine.calls["asked"] == 2 and engine.calls["from_ledger"] == 2
+
+
+def test_a_damaged_reply_names_the_ledger_and_the_way_out(tmp_path: Path) -> None:
+    backend = FunctionBackend(lambda messages: "Output (a)", "f", "1")
+    prompt: Any = [[{"role": "user", "content": "q"}]]
+    with Engine(backend, Ledger(tmp_path / "ledger.sqlite")) as engine:
+        engine.generate(prompt, Sampling(max_new_tokens=4))
+    with sqlite3.connect(tmp_path / "ledger.sqlite") as db:
+        db.execute("update replies set reply = substr(reply, 1, 40)")
+    with Engine(backend, Ledger(tmp_path / "ledger.sqlite")) as engine, pytest.raises(DataError, match="is damaged"):
+        engine.generate(prompt, Sampling(max_new_tokens=4))

@@ -58,7 +58,7 @@ class JsonlSource:
 
         known = ("question", "right", "final", "wrong", "id", "domain", "split")
         columns = {name: column for name, column in self.columns.items() if column is not None}
-        table = self.path.startswith("hub:") or Path(self.path).suffix in (".json", ".csv", ".parquet")
+        table = self.path.startswith("hub:") or Path(self.path).suffix.lower() in (".json", ".csv", ".parquet")
         rows = (
             table_rows(self.path, self.hub_split, self.encoding) if table else rows_of(Path(self.path), self.encoding)
         )

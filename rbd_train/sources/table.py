@@ -31,9 +31,9 @@ def table_rows(path: str, split: str = "test", encoding: str = "utf-8") -> Rows:
         ".csv": _csv,
         ".parquet": _parquet,
     }
-    if file.suffix not in readers:
+    if file.suffix.lower() not in readers:
         raise DataError(f"{path}: can't tell what this is; known endings are {', '.join(readers)}, and hub:owner/name")
-    rows = readers[file.suffix](file, encoding)
+    rows = readers[file.suffix.lower()](file, encoding)
     if not rows:
         raise DataError(f"{path}: no rows")
     return rows
