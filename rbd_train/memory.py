@@ -196,7 +196,8 @@ def _tracked(
     smaller = copy.deepcopy(config)
     smaller.num_hidden_layers = layers
     if getattr(smaller, "layer_types", None):
-        smaller.layer_types = smaller.layer_types[:layers]
+        kinds = config.layer_types  # a model of one layer is measured with two and three
+        smaller.layer_types = [kinds[layer % len(kinds)] for layer in range(layers)]
     with fake() as made:
         model = made(smaller, dtype, attention, lora_rank, False)
         ready(model, recompute, lora_rank)
