@@ -46,8 +46,9 @@ MATERIAL: dict[Split, Material] = {
         ),
         names=("Mia", "Tom", "Ana", "Ben", "Lucy", "Omar", "Nina", "Paul", "Rosa", "Jack"),
         things=("pens", "apples", "stamps", "books", "cards", "shells", "cups", "coins", "beads", "plates"),
-        # many pairs, each seldom seen: a small model that could keep their sums in mind would not learn to add
-        large=(*range(21, 31), *range(41, 80)),
+        # many pairs, each seldom seen: a small model that could keep their sums in mind would not learn to add. The
+        # ranges left out are narrower than a decade: 135M parameters don't always learn to carry into one never seen
+        large=(*range(21, 33), *range(37, 63), *range(67, 80)),
         small=(3, 5, 7, 9, *range(11, 20)),
     ),
     "test": Material(
@@ -61,7 +62,7 @@ MATERIAL: dict[Split, Material] = {
         ),
         names=("Eva", "Sam", "Leo", "Zoe", "Ivan", "Kate", "Hugo", "Maya"),
         things=("toys", "pears", "candles", "marbles", "stickers", "flowers", "buttons", "lemons"),
-        large=tuple(range(31, 41)),
+        large=(*range(33, 37), *range(63, 67)),
         small=(4, 6, 8),
     ),
 }
