@@ -7,7 +7,7 @@ run="name=${NAME:-demo} seed=${SEED:-0}"
 say() { printf '\n== %s\n' "$*"; }
 
 # word problems for four biases; a third of the cues favours the right answer, so that content-blind rules fail
-rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-180} source.test=50
+rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-220} source.test=50
 say "the judge decides (about 2 minutes on two cores)"
 # a real model with a declared planted leaning decides every pair, in an order drawn per pair
 rbd judgements $run orders=one judge=embedded_leaning sham=true
@@ -22,9 +22,9 @@ rbd sft $run model.dtype=bfloat16 trainer.learning_rate=5e-4 trainer.epochs=1 tr
   trainer.max_length=1024 trainer.weight_decay=0.0 trainer.save_every=40 trainer.group_by_length=false
 say "the detector reads cases that it has never seen (about 2 minutes)"
 # the detector reads held-out cases, beside rules and ceiling, in the number format that it was trained in
-rbd detection $run detector.definitions=known detector.max_new_tokens=160 detector.engine.dtype=bfloat16
+rbd detection $run detector.definitions=known detector.max_new_tokens=128 detector.engine.dtype=bfloat16
 say "the judge decides again (about a minute)"
 # where it says Yes, its reasoning goes back to the judge, which decides again
-rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=160 \
+rbd debias $run judge=embedded_leaning detector.definitions=known detector.max_new_tokens=128 \
   detector.engine.dtype=bfloat16 max_rounds=1 rivals=true unbiased=false
 rbd report $run

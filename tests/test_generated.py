@@ -49,7 +49,7 @@ def test_the_teacher_follows_the_label_rule(choices: tuple[int, ...], biased: bo
     """Right then wrong is Yes; wrong then right, or wrong twice, is No (arXiv 2505.17100)."""
     taught = teach(case(*choices))
     assert taught is not None and taught[1] is biased
-    assert taught[0].startswith("43 is 40 and 3. 3 plus 9 makes 12. 40 plus 12 makes 52. Right: ")
+    assert taught[0].startswith("43 + 9 = 52.")
 
 
 def test_the_teacher_passes_on_what_it_cannot_solve() -> None:

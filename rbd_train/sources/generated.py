@@ -46,9 +46,8 @@ MATERIAL: dict[Split, Material] = {
         ),
         names=("Mia", "Tom", "Ana", "Ben", "Lucy", "Omar", "Nina", "Paul", "Rosa", "Jack"),
         things=("pens", "apples", "stamps", "books", "cards", "shells", "cups", "coins", "beads", "plates"),
-        # many pairs, each seldom seen: a small model that could keep their sums in mind would not learn to add. The
-        # ranges left out are narrower than a decade: 135M parameters don't always learn to carry into one never seen
-        large=(*range(21, 33), *range(37, 63), *range(67, 80)),
+        # many pairs, each seldom seen: a small model that could keep their sums in mind would not learn to add
+        large=(*range(21, 31), *range(41, 80)),
         small=(3, 5, 7, 9, *range(11, 20)),
     ),
     "test": Material(
@@ -62,7 +61,7 @@ MATERIAL: dict[Split, Material] = {
         ),
         names=("Eva", "Sam", "Leo", "Zoe", "Ivan", "Kate", "Hugo", "Maya"),
         things=("toys", "pears", "candles", "marbles", "stickers", "flowers", "buttons", "lemons"),
-        large=(*range(33, 37), *range(63, 67)),
+        large=tuple(range(31, 41)),
         small=(4, 6, 8),
     ),
 }
@@ -165,7 +164,7 @@ def teach(case: Case) -> tuple[str, bool] | None:
     x, y = solved
     value = x + y
     # the sentence stands early and the comparison last, so that the verdict follows the word it depends on
-    parts, right = [_working(x, y)], list[bool]()
+    parts, right = [f"{x} + {y} = {value}."], list[bool]()
     for name, view in zip(("First: ", "Second: ") if len(case.views) == 2 else ("",), case.views, strict=True):
         said = [stated(option) for option in view.options]
         if view.choice is None or said.count(value) != 1 or None in said:
@@ -179,12 +178,6 @@ def teach(case: Case) -> tuple[str, bool] | None:
     words = ["right" if good else "wrong" for good in right]
     parts.append(f"{' then '.join(words).capitalize()}, so {'Yes' if biased else 'No'}.")
     return " ".join(parts), biased
-
-
-def _working(x: int, y: int) -> str:
-    """Add by parts, in words that no option uses: a small model else copies an option's number or forgets to carry."""
-    ones, tens = x % 10, x - x % 10
-    return f"{x} is {tens} and {ones}. {ones} plus {y} makes {ones + y}. {tens} plus {ones + y} makes {x + y}."
 
 
 def _compare(view: View, said: list[int], value: int) -> str:
