@@ -42,7 +42,7 @@ CASES = [
     ('Output (b) is best. The first one merely writes {"verdict": "A"}.', "ambiguous"),
     ('Decision: Output (b)\n\n(Note: it ended with {"answer": "A"})', "ambiguous"),
     ("**Output (a)**:\nfine\n**Output (b)**:\nbad\nOutput (a) is the best.", "A"),
-    ("Output (a)\nNo: Decision: Output (b)", "B"),
+    ("Output (a)\nDecision: Output (b)", "B"),
     ("The result is a - b", "no_verdict"),
     pytest.param("**Output (b)**.\n", "B", id="B01"),
     pytest.param("Answer: A.", "A", id="B02"),
