@@ -151,8 +151,9 @@ def add_library(
 
 def with_tones(pairs: Sequence[BiasPair], cfg: PairsConfig, run: Run) -> tuple[list[BiasPair], list[Dropped]]:
     """Let the rewriter say sentiment's answers cheerfully and gloomily, of no more pairs than are asked for."""
-    toned = [pair for pair in pairs if pair.bias == "sentiment" and pair.provenance.get("operator") == "sentiment"]
-    others = [pair for pair in pairs if pair not in toned]
+    toned, others = list[BiasPair](), list[BiasPair]()
+    for pair in pairs:  # a source's own rewrites stay as they are
+        (toned if pair.bias == pair.provenance.get("operator") == "sentiment" else others).append(pair)
     with cfg.rewriter.open(run.ledger) as engine:
         made, lost = toned_pairs(toned if cfg.limit is None else draw(toned, cfg.limit), engine, cfg.rewrite_tokens)
     return others + made, lost

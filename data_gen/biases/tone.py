@@ -18,16 +18,15 @@ GLOOMY = Bias(
 
 
 def toned_pairs(pairs: Sequence[BiasPair], engine: Engine, tokens: int) -> tuple[list[BiasPair], list[Dropped]]:
-    """Rewrite both options of sentiment's pairs; other pairs stay as they are.
+    """Rewrite both options of sentiment's pairs.
 
     The wrong answer becomes cheerful and the right one gloomy (congruent: the other way round; sham: both neutral).
     A pair of which one rewrite failed is dropped with its reason.
     """
-    chosen = [pair for pair in pairs if pair.bias == "sentiment"]
-    tasks = [Task(tone, pair.plain.question, text) for pair in chosen for tone, text in _tones(pair)]
+    tasks = [Task(tone, pair.plain.question, text) for pair in pairs for tone, text in _tones(pair)]
     written = rewrite(engine, tasks, tokens)
-    made, dropped = dict[str, BiasPair](), list[Dropped]()
-    for number, pair in enumerate(chosen):
+    made, dropped = list[BiasPair](), list[Dropped]()
+    for number, pair in enumerate(pairs):
         texts = written[2 * number : 2 * number + 2]
         faults = [text.fault for text in texts if text.fault]
         if faults:
@@ -39,9 +38,8 @@ def toned_pairs(pairs: Sequence[BiasPair], engine: Engine, tokens: int) -> tuple
             continue
         biased = pair.biased.model_copy(update={"options": tuple(text.text for text in texts)})
         provenance = {**pair.provenance, "operator": "rewrite", "author": engine.identity["model"]}
-        made[pair.id] = pair.model_copy(update={"biased": biased, "provenance": provenance})
-    lost = {row.case_id for row in dropped}
-    return [made.get(pair.id, pair) for pair in pairs if pair.id not in lost], dropped
+        made.append(pair.model_copy(update={"biased": biased, "provenance": provenance}))
+    return made, dropped
 
 
 def _tones(pair: BiasPair) -> list[tuple[Bias, str]]:
