@@ -4,7 +4,8 @@ The recipe of JudgeBench-Pro (arXiv 2602.09383), its checks made explicit: k var
 an export for people to review (blind), and the import of their reviews.
 
 In: a preference set (conf/source), a library, optionally reviews. Out: `benchmark.jsonl` and `benchmark.csv`
-(JudgeBench's columns and injected_bias), `review.csv` (to fill in), `dropped.jsonl` (Dropped).
+(JudgeBench's columns and injected_bias), `pairs.jsonl` (BiasPair: each variant beside its item, for `rbd judging`),
+`review.csv` (to fill in), `dropped.jsonl` (Dropped).
 
     rbd benchmark source=preference source.path=judge_bench.parquet judge=embedded judge@second_judge=generative
     rbd benchmark overwrite=true 'reviews=[anna.csv,ben.csv]'
@@ -25,8 +26,8 @@ from rbd_train.biases import read_library
 from rbd_train.engine import Engine
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
-from rbd_train.metrics import Rate, fleiss_kappa, proportion
-from rbd_train.records import Bias, Dropped, Hardened, Item, Judgement, Placed, uniform
+from rbd_train.metrics import Rate, fleiss_kappa, mean_rate
+from rbd_train.records import Bias, BiasPair, Dropped, Hardened, Item, Judgement, Placed, uniform
 from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.sources.table import table_rows
 from rbd_train.store import write_whole
@@ -81,6 +82,7 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     reviews = [read_reviews(Path(file), {row.id for row in kept}) for file in cfg.reviews]
     final, agreement, rejected = confirmed(kept, reviews)
     run.write("benchmark.jsonl", final)
+    run.write("pairs.jsonl", [pair_of(row, by_id[row.original_id]) for row in final])
     run.write("dropped.jsonl", [*dropped, *more, *rejected])
     if run.main:
         write_whole(run.folder / "benchmark.csv", as_csv(final))
@@ -89,7 +91,9 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
         run.note_output(file)
     run.facts |= {"licence": loaded.licence, "reviewers": len(reviews)}
     run.table(filter_table(hardened, kept, final, wrong, [*dropped, *more, *rejected], agreement))
-    run.figure("benchmark.kept", proportion(len(final), len(hardened)))
+    stays = {row.id for row in final}
+    share = mean_rate([float(row.id in stays) for row in hardened], [row.group for row in hardened])
+    run.figure("benchmark.kept", share)
     run.figure("benchmark.kappa", agreement)
     return float(len(final))
 
@@ -107,6 +111,10 @@ def judges_of(cfg: BenchmarkConfig) -> list[Any]:
         raise UsageError(
             f"fooled is {cfg.fooled}, but there are {len(judges)} judges: set second_judge and third_judge"
         )
+    names = Counter(judge.name for judge in judges)
+    twice = [name for name, count in names.items() if count > 1]
+    if twice:
+        raise UsageError(f"two judges are named {twice[0]!r}; name them apart: second_judge.name=NAME")
     return judges if cfg.fooled else []
 
 
@@ -159,13 +167,23 @@ def fooled_by(config: Any, items: Mapping[str, Item], hardened: Sequence[Hardene
     found: dict[str, bool | None] = {}
     for k, row in enumerate(hardened):
         now = _wrong(biased[2 * k : 2 * k + 2], items[row.original_id])
-        found[row.id] = None if now is None else now and was_wrong[row.original_id] is not True
+        before = was_wrong[row.original_id]
+        found[row.id] = None if now is None or before is None else now and not before
     return found
 
 
 def as_item(row: Hardened, item: Item) -> Item:
     """Return a variant as an item."""
     return item.model_copy(update={"id": row.id, "options": (row.response_A, row.response_B)})
+
+
+def pair_of(row: Hardened, item: Item) -> BiasPair:
+    """Return a variant beside the item that it was made from, for judges to decide both."""
+    biased = as_item(row, item)
+    return BiasPair(
+        id=row.id, bias=row.bias, source="benchmark", plain=item, biased=biased,
+        provenance={"operator": "library", "injected_bias": row.injected_bias},
+    )  # fmt: skip
 
 
 def filtered(
@@ -261,7 +279,8 @@ def filter_table(
     rows: list[tuple[Cell, ...]] = []
     for bias in ["all", *sorted({row.injected_bias for row in hardened})]:
         own = [row for row in hardened if bias in ("all", row.injected_bias)]
-        cells = [proportion(sum(said[row.id] is True for row in own), len(own)) for said in wrong.values()]
+        groups = [row.group for row in own]
+        cells = [mean_rate([float(said[row.id] is True) for row in own], groups) for said in wrong.values()]
         stays = [sum(bias in ("all", row.injected_bias) for row in part) for part in (kept, final)]
         rows.append((bias, len(own), *cells, *stays))
     counts = Counter(row.reason for row in dropped)

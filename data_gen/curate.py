@@ -54,7 +54,9 @@ def main(cfg: CurateConfig, run: Run) -> float | None:
         raise UsageError(f"test_share is {cfg.test_share} (0 to 1), per_case is {cfg.per_case} (at least 1)")
     records = run.read(run.output_of("judgements", "records.jsonl"), BiasRecord)
     cases = run.read(run.output_of("judgements", "cases.jsonl"), Case)
-    traces = run.read(run.output_of("traces", "traces.jsonl"), Trace)
+    written = run.output_of("traces", "traces.jsonl")
+    run.check_made_from(written.parent, run.output_of("judgements", "cases.jsonl"))
+    traces = run.read(written, Trace)
     held_out = {
         pair.plain.group: pair.plain.question for file in cfg.held_out for pair in run.read(Path(file), BiasPair)
     }

@@ -84,23 +84,24 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     run.write("probes.jsonl", [*found.probes, *effects])
     run.write("parts.jsonl", [Placed(item_id=i.id, group=i.group, part=p) for p, part in parts.items() for i in part])
     run.table(rounds_table(found.rounds, found.stop, loaded.left_out))
-    run.table(candidates_table(found.candidates, found.probes, plan, len(parts["selection"]), effects))
-    run.table(effects_table(library, effects, judge.name))
+    rounds = None if cfg.acceptance == "paper" else cfg.max_iterations if cfg.validation == "early" else 1
+    run.table(candidates_table(found.candidates, found.probes, plan, len(parts["selection"]), effects, rounds))
+    accepted = library[len(library) - len(rows) + 1 :]  # the rest came with the seeds, from another judge perhaps
+    run.table(effects_table(accepted, effects, judge.name))
     run.table(calls_table(found.rounds, found.candidates, {p: len(part) for p, part in parts.items()}, cfg.deeper,
                           judge.engine.calls, writer.calls))  # fmt: skip
-    headline(run, library, effects)
+    headline(run, accepted, len(library), effects)
     return float(len(rows) - 1)
 
 
-def headline(run: Run, library: Sequence[Bias], effects: Sequence[Probe]) -> None:
+def headline(run: Run, accepted: Sequence[Bias], known: int, effects: Sequence[Probe]) -> None:
     """Keep the figures: how many biases, each one's effect, and the error without and with them on the effect items."""
-    found = [bias for bias in library if bias.evidence is not None]
-    run.figure("discover.accepted", Rate(value=float(len(found)), n=len(library)))
-    for bias in found:
+    run.figure("discover.accepted", Rate(value=float(len(accepted)), n=known))
+    for bias in accepted:
         seen = bias.evidence
-        assert seen is not None
-        run.figure(f"discover.effect.{bias.id}", Rate(value=seen.effect, n=seen.n, low=seen.low, high=seen.high))
-    ids = {bias.id for bias in found}
+        effect = Rate(value=seen.effect, n=seen.n, low=seen.low, high=seen.high) if seen else Rate(value=None, n=0)
+        run.figure(f"discover.effect.{bias.id}", effect)
+    ids = {bias.id for bias in accepted}
     own = [probe for probe in effects if probe.bias in ids and probe.fault is None]
     for kind in ("plain", "biased"):
         wrong = [float(getattr(probe, kind) is not True) for probe in own]
@@ -188,7 +189,9 @@ def search(
         if not items:
             stop = "no items left"
             break
-        new, counted = one_round(trial, [*found.library, *(f.bias for f in held)], items, number, cfg, found.candidates)
+        tested = [c.bias for c in found.candidates if c.fate == "not accepted"]
+        known = [*found.library, *(f.bias for f in held)]
+        new, counted = one_round(trial, known, tested, items, number, cfg, found.candidates)
         if cfg.validation == "late":
             held += new
             found.rounds.append(counted)
@@ -208,10 +211,13 @@ def search(
 
 
 def one_round(
-    trial: Trial, library: Sequence[Bias], items: Sequence[Item], number: int, cfg: DiscoverConfig,
-    told: list[Candidate],
+    trial: Trial, library: Sequence[Bias], rejected: Sequence[Bias], items: Sequence[Item], number: int,
+    cfg: DiscoverConfig, told: list[Candidate],
 ) -> tuple[list[Found], Round]:  # fmt: skip
-    """Write biases in, judge, let the wrong decisions be explained and named, merge; returns what is to be tested."""
+    """Write biases in, judge, let the wrong decisions be explained and named, merge; returns what is to be tested.
+
+    What an earlier round tested and rejected is known, so that no candidate meets the selection items twice.
+    """
     assigned = assign(library, items, cfg.seed + number)
     plain = trial.plain(items) if trial.mode == "pointwise" else [None] * len(items)
     shots = trial.biased(assigned)
@@ -222,7 +228,7 @@ def one_round(
     views = [(shot.item, preferred(shot.item, shot.decided)) for shot, _ in wrong if shot.decided is not None]
     grounds = explained(trial.judge, views, cfg.explain_tokens) if cfg.deeper else [()] * len(views)
     names, rejects = named(trial.judge, trial.writer, views, grounds, cfg.explain_tokens)
-    outcome = merged(trial.writer, names, library, number)
+    outcome = merged(trial.writer, names, [*library, *rejected], number)
     told.extend(outcome.same)
     kept, rest = outcome.new[: cfg.max_candidates], outcome.new[cfg.max_candidates :]
     told.extend(

@@ -20,13 +20,14 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import case_of
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import ContentJudge, Judge, Shown
-from rbd_train.metrics import ceiling, proportion
+from rbd_train.metrics import Rate, ceiling, mean_rate
 from rbd_train.records import BiasPair, BiasRecord, Case, Item, Judgement, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources.rbd import read_reasoning
 from rbd_train.tables import declared, replies_table
 
 COURTESY = "Please look at this question."
+Flips = dict[str, list[tuple[str, bool]]]  # per bias: the question's group, and whether the decision flipped by itself
 
 
 @dataclass
@@ -39,6 +40,7 @@ class JudgementsConfig(BaseConfig):
     imported: str | None = None  # the published reasoning-supervision CSV, instead of judging
     noise_samples: int = 0  # extra judgements per view with other noise, to know how often it flips by itself
     sham: bool = False  # judge D_bias again with a courtesy before the question: a deterministic judge's noise floor
+    noise_limit: int | None = None  # decisions per bias, drawn by pair, that are judged again so; null: all
 
 
 @stage("judgements", JudgementsConfig)
@@ -55,6 +57,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         raise UsageError(f"orders is {cfg.orders!r}; choose both or one")
     if cfg.noise_samples < 0:
         raise UsageError(f"noise_samples is {cfg.noise_samples}; it can't be less than 0")
+    if cfg.noise_limit is not None and cfg.noise_limit < 1:
+        raise UsageError(f"noise_limit is {cfg.noise_limit}; it must be at least 1, or null for all")
     pairs = run.read(Path(cfg.pairs) if cfg.pairs else run.output_of("pairs", "pairs.jsonl"), BiasPair)
     judge = cfg.judge.open(run.ledger)
     with judge.engine:
@@ -63,7 +67,7 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         judged = judge.judge(shown)
         states = Counter(judge.engine.states)
         records = label(views, judged)
-        noise = noise_floor(judge, views, judged, cfg.noise_samples, cfg.sham)
+        noise = noise_floor(judge, *drawn(views, judged[1::2], cfg.noise_limit), cfg.noise_samples, cfg.sham)
         planted = isinstance(judge, ContentJudge) and judge.leaning
         bare = label(views, judge.unplanted().judge(shown)) if planted else []
     cases = readable_cases(records)
@@ -71,7 +75,8 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
     run.write("cases.jsonl", cases)
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
     run.facts["leaning"] = getattr(judge, "leaning", {})
-    run.table(records_table(records, noise, f"{declared(judge)}; {noise_note(cfg.noise_samples, cfg.sham)}"))
+    about_noise = noise_note(cfg.noise_samples, cfg.sham, cfg.noise_limit)
+    run.table(records_table(records, noise, f"{declared(judge)}; {about_noise}"))
     run.table(replies_table("judgements", judge.engine, states, Counter(state_of(judgement) for judgement in judged)))
     if bare:  # the same scores without the leaning, so no further call
         table = records_table(bare, None, f"judge {judge.name}: without its planted leaning")
@@ -132,15 +137,25 @@ def readable_cases(records: Sequence[BiasRecord]) -> list[Case]:
     return [case_of(record, "all") for record in records if record.label is not None]
 
 
-def noise_floor(
-    judge: Judge, views: Sequence[View], judged: Sequence[Judgement], samples: int, sham: bool
-) -> dict[str, list[bool]]:
-    """Judge the biased views again; returns, per bias, whether the decision flipped although no cue changed.
+def drawn(views: Sequence[View], biased: Sequence[Judgement], limit: int | None) -> tuple[list[View], list[Judgement]]:
+    """Draw so many views per bias, by their pairs, with their decisions on D_bias."""
+    rows = sorted(zip(views, biased, strict=True), key=lambda row: uniform("noise", row[0].pair.id, row[0].order))
+    count = Counter[str]()
+    kept = []
+    for view, judgement in rows:
+        count[view.pair.bias] += 1
+        if limit is None or count[view.pair.bias] <= limit:
+            kept.append((view, judgement))
+    return [view for view, _ in kept], [judgement for _, judgement in kept]
+
+
+def noise_floor(judge: Judge, views: Sequence[View], judged: Sequence[Judgement], samples: int, sham: bool) -> Flips:
+    """Judge the biased views again; returns, per bias, each question's group and whether its decision flipped.
 
     Args:
         judge: the judge that decided.
         views: what it decided.
-        judged: its decisions, plain and biased in turn.
+        judged: its decisions on D_bias.
         samples: how often to ask again with other noise.
         sham: whether to ask once about a rewrite that means nothing (a deterministic judge has no other noise).
     """
@@ -148,10 +163,11 @@ def noise_floor(
     again = [judge.judge(biased, sample) for sample in range(1, samples + 1)]
     if sham:
         again.append(judge.judge([Shown(sham_of(item), order) for item, order in biased]))
-    flips: dict[str, list[bool]] = {}
+    flips: Flips = {}
     for decisions in again:
-        for view, first, second in zip(views, judged[1::2], decisions, strict=True):
-            flips.setdefault(view.pair.bias, []).append(first.outcome != second.outcome)
+        for view, first, second in zip(views, judged, decisions, strict=True):
+            flipped = first.outcome != second.outcome
+            flips.setdefault(view.pair.bias, []).append((view.pair.plain.group, flipped))
     return flips
 
 
@@ -160,13 +176,14 @@ def sham_of(item: Item) -> Item:
     return item.model_copy(update={"id": f"{item.id}-sham", "question": f"{COURTESY} {item.question}"})
 
 
-def noise_note(samples: int, sham: bool) -> str:
+def noise_note(samples: int, sham: bool, limit: int | None) -> str:
     """Say what the column noise holds."""
     asked = [f"{samples} more samples"] * bool(samples) + [f'"{COURTESY}" before the question'] * sham
-    return f"noise: decisions on D_bias that flip by themselves ({' and '.join(asked) or 'not measured'})"
+    part = f", {limit} decisions per bias" if limit and asked else ""
+    return f"noise: decisions on D_bias that flip by themselves ({' and '.join(asked) or 'not measured'}{part})"
 
 
-def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | None = None, note: str = "") -> Table:
+def records_table(records: Sequence[BiasRecord], noise: Flips | None = None, note: str = "") -> Table:
     """Count right and wrong on D and D_bias per bias, with the bias rate and the ceiling that follows."""
     rows: list[tuple[Cell, ...]] = []
     for bias in sorted({record.bias for record in records}):
@@ -174,16 +191,14 @@ def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | 
         cells = Counter(record.quadrant() for record in part)
         unknown = all(record.imported_from for record in part)
         wrong = cells["TF"] + cells["FF"]
-        share = proportion(cells["TF"], wrong)
-        labelled = sum(record.label is True for record in part), sum(record.label is not None for record in part)
+        labelled = [record for record in part if record.label is not None]
         flips = (noise or {}).get(bias)
         rows.append(
             (bias, len(part), *(None if unknown else cells[q] for q in ("TT", "TF", "FT", "FF")),
-             sum(record.label is None for record in part), proportion(*labelled),
-             None if unknown else proportion(cells["TT"] + cells["TF"], len(part)),
-             None if unknown else proportion(cells["TT"] + cells["FT"], len(part)),
-             "D is seen" if bias == "position" else ceiling(share.value),
-             proportion(sum(flips), len(flips)) if flips else None)
+             len(part) - len(labelled), _share(labelled, [bool(record.label) for record in labelled]),
+             *(None if unknown else _share(part, [_right(record, side) for record in part]) for side in (0, 1)),
+             "D is seen" if bias == "position" else ceiling(cells["TF"] / wrong if wrong else None),
+             mean_rate([float(flip) for _, flip in flips], [group for group, _ in flips]) if flips else None)
         )  # fmt: skip
     if not rows:
         raise DataError("judgements: no record")
@@ -191,8 +206,22 @@ def records_table(records: Sequence[BiasRecord], noise: dict[str, list[bool]] | 
         "bias", "records", "TT", "TF", "FT", "FF", "unreadable", "biased decisions", "right on D", "right on D_bias",
         "F1 ceiling", "noise",
     )  # fmt: skip
-    about = "T/F: right or wrong on D, then on D_bias; a dash is unknown (imported rows have no D)"
+    about = (
+        "T/F: right or wrong on D, then on D_bias; a dash is unknown (imported rows have no D); what can't be read is "
+        "not right; intervals: 95 %, by question"
+    )
     return Table(
         name="judgements", title="The judge's decisions on D and D_bias", columns=columns, rows=tuple(rows),
         note="; ".join(filter(None, (about, note))),
     )  # fmt: skip
+
+
+def _share(records: Sequence[BiasRecord], hits: Sequence[bool]) -> Rate:
+    return mean_rate([float(hit) for hit in hits], [record.group for record in records])
+
+
+def _right(record: BiasRecord, side: int) -> bool:
+    """Say whether the decision on D (0) or on D_bias (1) is right, whatever became of the other."""
+    item = (record.pair.plain, record.pair.biased)[side] if record.pair else None
+    judged = (record.plain, record.biased)[side]
+    return bool(item and judged and judged.right(item.gold))

@@ -17,7 +17,7 @@ from rbd_train.acceptance import holm
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Shown
-from rbd_train.metrics import Paired, Rate, mean_rate, paired_test
+from rbd_train.metrics import Paired, Rate, mean_rate, paired_change, paired_test
 from rbd_train.modelling import resolve_model
 from rbd_train.records import Item, Judgement, Preference, Reward, uniform
 from rbd_train.run import Cell, Run, Table, read_manifest
@@ -179,18 +179,19 @@ def changes_table(title: str, methods: Methods) -> Table:
         change = _change(split[a][kind], split[b][kind])
         rows.append((f"{a} -> {b}", kind, test.n, change, test.only_second, test.only_first, test.p, p))
     columns = ("models", "pairs", "rows", "change of the error", "mended", "broken", "p (McNemar)", "p (Holm)")
-    note = "A negative change is fewer errors; intervals resample questions. A McNemar test takes rows as independent."
+    note = "A negative change is fewer errors. Tests and intervals go by question, however many rows it has."
     name = f"before_after_{title}_paired"
     return Table(name=name, title=f"Models compared, {title}", columns=columns, rows=tuple(rows), note=note)
 
 
 def _paired(first: Sequence[Row], second: Sequence[Row]) -> Paired:
-    return paired_test([row.right is True for row in first], [row.right is True for row in second])
+    groups = [row.pair.group for row in first]
+    return paired_test([row.right is True for row in first], [row.right is True for row in second], groups)
 
 
 def _change(first: Sequence[Row], second: Sequence[Row]) -> Rate:
-    changes = [float(a.right is True) - float(b.right is True) for a, b in zip(first, second, strict=True)]
-    return mean_rate(changes, [row.pair.group for row in first])
+    before, after = ([row.right is not True for row in rows] for rows in (first, second))
+    return paired_change(before, after, [row.pair.group for row in first])
 
 
 def _id(reward: Reward) -> str:

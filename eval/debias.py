@@ -45,7 +45,7 @@ from rbd_train.debias import Decision, debias
 from rbd_train.detector import Detector
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
-from rbd_train.metrics import Rate, proportion
+from rbd_train.metrics import Rate, mean_rate
 from rbd_train.records import BiasRecord, Example, Judgement, Revision
 from rbd_train.run import Run
 from rbd_train.tables import counted
@@ -111,7 +111,8 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     if rivals:
         run.table(rivals_table(records, rivals))
         for name, right in rivals.items():
-            run.figure(f"debias.method.{name}", proportion(sum(bool(r) for r in right), len(right)))
+            share = mean_rate([float(bool(r)) for r in right], [record.group for record in records])
+            run.figure(f"debias.method.{name}", share)
     return summarise(run, outcomes, cued, unbiased)
 
 

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from rbd_train.intervals import bootstrap_sums
 from rbd_train.judge import Judge
-from rbd_train.metrics import Rate, detectable, holm, macro, mean_rate, paired_test
+from rbd_train.metrics import Rate, detectable, holm, macro, mean_rate, paired_change, paired_test
 from rbd_train.records import BiasRecord, Judgement, Revision, Round
 from rbd_train.run import Cell, Table
 from rbd_train.tables import counted, declared
@@ -79,14 +79,16 @@ def macro_rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
         sums.reshape(len(outcomes), -1), [o.group for o in outcomes],
         lambda s: (s[..., : len(biases)] / s[..., len(biases) :]).mean(axis=-1),
     )  # fmt: skip
-    means = {bias: float(sums[:, 0, k].sum() / sums[:, 1, k].sum()) for k, bias in enumerate(biases)}
-    return Rate(value=macro(means), n=len(outcomes), low=low, high=high)
+    parts = {bias: rate([o for o in outcomes if o.bias == bias], turn, what) for bias in biases}
+    if low == high:  # no resample differs: what the biases' own intervals leave open
+        low, high = (macro({bias: getattr(part, end) for bias, part in parts.items()}) for end in ("low", "high"))
+    return Rate(value=macro({bias: part.value for bias, part in parts.items()}), n=len(outcomes), low=low, high=high)
 
 
 def gain(outcomes: Sequence[Outcome]) -> Rate:
     """Return the change in accuracy, paired, clustered by question."""
-    changes = [float(bool(o.turns[-1].right)) - float(bool(o.turns[0].right)) for o in outcomes]
-    return mean_rate(changes, [o.group for o in outcomes])
+    before, after = ([bool(o.turns[turn].right) for o in outcomes] for turn in (0, -1))
+    return paired_change(before, after, [o.group for o in outcomes])
 
 
 def share(hits: Sequence[bool], outcomes: Sequence[Outcome]) -> Rate:

@@ -21,7 +21,7 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.detector import Detector
 from rbd_train.errors import DataError
-from rbd_train.metrics import f1_rate, macro_f1, proportion
+from rbd_train.metrics import f1_rate, macro_f1, mean_rate
 from rbd_train.records import BiasRecord, Case, Example, Trace
 from rbd_train.run import Run, Table, read_manifest
 from rbd_train.tables import counted, markdown
@@ -104,6 +104,7 @@ def judged_set(run: Run, name: str, trained: set[str]) -> CaseSet:
     manifest = read_manifest(run.root / name / "traces")
     taught: dict[str, Trace] = {}
     if manifest is not None and manifest["status"] == "complete":
+        run.check_made_from(run.root / name / "traces", run.output_of("judgements", "cases.jsonl", name))
         for trace in run.read(run.output_of("traces", "traces.jsonl", name), Trace):
             taught.setdefault(trace.case_id, trace)
     reasons = ("decision unreadable", "question is in the training split")
@@ -193,8 +194,9 @@ def keep_figures(run: Run, part: CaseSet, said: Mapping[str, bool | None]) -> No
     rival = scored(part.examples, verdicts(part.examples, [], "")["best rule"])
     run.figure(f"{name}.f1", macro_f1(rows))
     run.figure(f"{name}.best_rule_f1", macro_f1(rival))
-    run.figure(f"{name}.accuracy", proportion(sum(row.verdict == row.label for row in rows), len(rows)))
-    run.figure(f"{name}.coverage", proportion(sum(row.verdict is not None for row in rows), len(rows)))
+    groups = [row.group for row in rows]
+    run.figure(f"{name}.accuracy", mean_rate([float(row.verdict == row.label) for row in rows], groups))
+    run.figure(f"{name}.coverage", mean_rate([float(row.verdict is not None) for row in rows], groups))
     for bias in biases_of(part.examples):
         run.figure(f"{name}.f1.{bias}", f1_rate([row for row in rows if row.bias == bias]))
         run.figure(f"{name}.rule_f1.{bias}", f1_rate([row for row in rival if row.bias == bias]))

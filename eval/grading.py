@@ -47,7 +47,7 @@ def reliability_table(examples: Sequence[Example], known: Probabilities) -> Tabl
     rows: list[tuple[Cell, ...]] = []
     for name, p in known.items():
         part = [e for e in examples if e.case.id in p]
-        for found in reliability([p[e.case.id] for e in part], [e.label for e in part]):
+        for found in reliability([p[e.case.id] for e in part], [e.label for e in part], [e.group for e in part]):
             rows.append((name, found.mean, found.yes.n, found.yes))
     return Table(
         name="detection_reliability", title="Reliability", columns=("method", "mean P(yes)", "cases", "truly Yes"),

@@ -3,7 +3,8 @@
 In: items (Item, JSON lines), the pairs of a source, or a stage's pairs. Out: `judgements.jsonl` (Judgement), tables.
 
     rbd judging judge=embedded source=jsonl source.path=preferences.jsonl
-    rbd judging name=hard pairs=runs/pro/pairs/pairs.jsonl side=biased 'compare=[plain]'
+    rbd judging name=plain judge=embedded pairs=runs/pro/benchmark/pairs.jsonl
+    rbd judging name=hard judge=embedded pairs=runs/pro/benchmark/pairs.jsonl side=biased 'compare=[plain]'
 """
 
 from collections import Counter
@@ -16,7 +17,7 @@ from rbd_train.agreement import kappa, krippendorff
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
-from rbd_train.metrics import Rate, detectable, holm, mean_rate, paired_test
+from rbd_train.metrics import Rate, detectable, holm, mean_rate, paired_change, paired_test
 from rbd_train.records import BiasPair, Item, Judgement, Question, uniform
 from rbd_train.run import Cell, Run, Table
 from rbd_train.sources import Loaded
@@ -91,7 +92,7 @@ def load(cfg: JudgingConfig, run: Run) -> list[Item]:
     if cfg.items is not None:
         items = run.read(Path(cfg.items), Item)
     elif cfg.pairs is not None:
-        items = [getattr(pair, cfg.side) for pair in run.read(Path(cfg.pairs), BiasPair)]
+        items = [twin(pair, cfg.side) for pair in run.read(Path(cfg.pairs), BiasPair)]
     else:
         loaded = cfg.source.load(cfg.seed)
         for file in loaded.files:
@@ -110,9 +111,15 @@ def load(cfg: JudgingConfig, run: Run) -> list[Item]:
 
 def items_of(loaded: Loaded, side: str) -> list[Item]:
     """Take a source's pairs, and of each question its right answer against its wrong one, sides drawn by id."""
-    return [getattr(pair, side) for pair in loaded.pairs] + [
+    return [twin(pair, side) for pair in loaded.pairs] + [
         question_item(question, question.wrong) for question in loaded.questions if question.wrong is not None
     ]
+
+
+def twin(pair: BiasPair, side: str) -> Item:
+    """Take one side of a pair under the pair's id, so that both sides are drawn and compared as the same item."""
+    item: Item = getattr(pair, side)
+    return item.model_copy(update={"id": pair.id})
 
 
 def question_item(question: Question, wrong: str) -> Item:
@@ -203,13 +210,13 @@ def agreement_table(judged: Sequence[Judged], again: Sequence[Sequence[Judgement
     rows: list[tuple[Cell, ...]] = [("the two orders", len(judged), same, kappa(first, second), None)]
     if again:
         samples = list(zip(first, *([j.outcome.choice for j in sample] for sample in again), strict=True))
-        flips = [float(len(set(sample)) > 1) for sample in samples]
-        still = mean_rate([1 - flip for flip in flips], groups)
+        still = mean_rate([float(len(set(sample)) == 1 and None not in sample) for sample in samples], groups)
         rows.append((f"{1 + len(again)} samples of the stored order", len(judged), still, None, krippendorff(samples)))
     return Table(
         name="judging_agreement", title="The judge against itself", rows=tuple(rows),
         columns=("between", "items", "the same choice", "Cohen's kappa", "Krippendorff's alpha"),
-        note="The share between samples that differ is the noise floor: no bias below it can be seen.",
+        note="The share between samples that differ is the noise floor: no bias below it can be seen. What can't be "
+        "read, and a tie, is never the same choice.",
     )  # fmt: skip
 
 
@@ -221,8 +228,7 @@ def compare_table(name: str, judged: Sequence[Judged], others: dict[str, list[Ju
         both = [(a, b) for a, b in zip(judged, theirs, strict=True) if b is not None]
         groups = [a.item.group for a, _ in both for _ in range(2)]
         ours, they = ([bool(x) for pair in both for x in pair[k].rights] for k in (0, 1))
-        change = mean_rate([float(b) - float(a) for a, b in zip(ours, they, strict=True)], groups)
-        tests.append((other, both, change, paired_test(ours, they, groups)))
+        tests.append((other, both, paired_change(ours, they, groups), paired_test(ours, they, groups)))
     for (other, both, change, test), p in zip(tests, holm([t.p for *_, t in tests]), strict=True):
         who = Counter(b.stored.judge for _, b in both).most_common(1)[0][0]
         rows.append(

@@ -6,7 +6,7 @@ from typing import Any
 
 from eval.cases import json_rows
 from eval.verdicts import voted
-from rbd_train.metrics import detectable, holm, mean_rate, paired_test
+from rbd_train.metrics import detectable, holm, mean_rate, paired_change, paired_test
 from rbd_train.records import Trace
 from rbd_train.run import Cell, Run, Table, read_manifest
 
@@ -30,7 +30,7 @@ def tests_table(run: Run, names: Sequence[str]) -> Table:
             both = sorted(set(first) & set(theirs))
             groups = [first[key][0] for key in both]
             ours, other = [first[key][1] for key in both], [theirs[key][1] for key in both]
-            change = mean_rate([float(b) - float(a) for a, b in zip(ours, other, strict=True)], groups)
+            change = paired_change(ours, other, groups)
             test = paired_test(other, ours, groups) if both else None
             only = (len(first) - len(both), len(theirs) - len(both))
             said = "" if not any(only) else f"items differ: {only[0]} only in {names[0]}, {only[1]} only in {name}"

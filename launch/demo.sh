@@ -10,7 +10,7 @@ say() { printf '\n== %s\n' "$*"; }
 rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-220} source.test=50
 say "the judge decides (about 2 minutes on two cores)"
 # a real model with a declared planted leaning decides every pair, in an order drawn per pair
-rbd judgements $run orders=one judge=embedded_leaning sham=true
+rbd judgements $run orders=one judge=embedded_leaning sham=true noise_limit=50
 # a template works each case out from what is shown; its records say that it is a template
 rbd traces $run teacher=template
 # keep what agrees with the label; generated questions come with their split

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
 from rbd_train.intervals import draws, interval
-from rbd_train.metrics import Rate, proportion
+from rbd_train.metrics import Rate, mean_rate
 
 if TYPE_CHECKING:
     from rbd_train.intervals import Array
@@ -25,7 +25,6 @@ class Graded(NamedTuple):
     average_precision: float | None
     brier: float | None
     ece: float | None
-    bins: list[Bin]
 
 
 def graded(p_yes: Sequence[float], labels: Sequence[bool]) -> Graded:
@@ -33,13 +32,13 @@ def graded(p_yes: Sequence[float], labels: Sequence[bool]) -> Graded:
     from sklearn.metrics import average_precision_score, brier_score_loss
 
     if not labels:
-        return Graded(None, None, None, [])
-    bins = reliability(p_yes, labels)
+        return Graded(None, None, None)
+    bins = reliability(p_yes, labels, [str(k) for k in range(len(labels))])
     gap = sum(b.yes.n * abs(b.mean - (b.yes.value or 0.0)) for b in bins) / len(labels)
     both = len(set(labels)) == 2
     return Graded(
         average_precision=float(average_precision_score(labels, p_yes)) if both else None,
-        brier=float(brier_score_loss(labels, p_yes)), ece=gap, bins=bins,
+        brier=float(brier_score_loss(labels, p_yes)), ece=gap,
     )  # fmt: skip
 
 
@@ -68,13 +67,13 @@ def roc_auc(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str
     return Rate(value=float(area(np.ones((1, len(names))))[0]), n=len(labels), low=low, high=high)
 
 
-def reliability(p_yes: Sequence[float], labels: Sequence[bool]) -> list[Bin]:
+def reliability(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> list[Bin]:
     """Sort rows into ten bins of equal width; empty ones are left out."""
-    rows: dict[int, list[tuple[float, bool]]] = {}
-    for p, label in zip(p_yes, labels, strict=True):
-        rows.setdefault(min(BINS - 1, int(p * BINS)), []).append((p, label))
+    rows: dict[int, list[tuple[float, bool, str]]] = {}
+    for p, label, group in zip(p_yes, labels, groups, strict=True):
+        rows.setdefault(min(BINS - 1, int(p * BINS)), []).append((p, label, group))
     return [
-        Bin(sum(p for p, _ in part) / len(part), proportion(sum(label for _, label in part), len(part)))
+        Bin(sum(p for p, *_ in part) / len(part), mean_rate([float(r[1]) for r in part], [r[2] for r in part]))
         for _, part in sorted(rows.items())
     ]
 

@@ -103,11 +103,15 @@ def log_scores(row: ScoreRow, setting: Setting) -> "Values":
     Raises:
         UsageError: the temperature's normalisers are needed and were not stored, or a model said nothing.
     """
-    return _per_score(row, _combined(row, setting, 0.0))
+    return _per_score(row, _combined(row, setting, certain=False))
 
 
-def _combined(row: ScoreRow, setting: Setting, spread: float) -> list[float]:
-    """Return each choice's value; `spread` 1 takes the main model's bounded tokens as impossible (0: as bounded)."""
+def _combined(row: ScoreRow, setting: Setting, certain: bool) -> list[float]:
+    """Return each choice's value; `certain` takes the main model's bounded tokens as impossible.
+
+    A spelling that the main model doesn't list is left out where it lists another one of the same score: at most the
+    least listed one's share, but subtracting the assistant's bound from it could make it the larger part.
+    """
     main = _said(row, row.main, "main model")
     if setting.strength == 0 and setting.mode == "paper":
         assistant, others = main, main.choices
@@ -115,11 +119,23 @@ def _combined(row: ScoreRow, setting: Setting, spread: float) -> list[float]:
         assistant = _said(row, row.assistant, "assistant")
         others = assistant.choices
     combine = _paper if setting.mode == "paper" else _released
+    left_out = _unlisted(main) if certain else _spelled_otherwise(row, main)
     return [
-        combine(row, setting, main, assistant, ours, theirs)
-        if not (spread and any(step.bound for step in ours)) else -math.inf
-        for ours, theirs in zip(main.choices, others, strict=True)
-    ]  # fmt: skip
+        -math.inf if k in left_out else combine(row, setting, main, assistant, ours, theirs)
+        for k, (ours, theirs) in enumerate(zip(main.choices, others, strict=True))
+    ]
+
+
+def _unlisted(main: Readings) -> set[int]:
+    """Return the choices that the main model's server didn't list."""
+    return {k for k, steps in enumerate(main.choices) if any(step.bound for step in steps)}
+
+
+def _spelled_otherwise(row: ScoreRow, main: Readings) -> set[int]:
+    """Return the unlisted choices whose score is listed in another spelling."""
+    unlisted = _unlisted(main)
+    listed = {score for k, score in enumerate(row.scores) if k not in unlisted}
+    return {k for k in unlisted if row.scores[k] in listed}
 
 
 def _paper(
@@ -197,9 +213,13 @@ def _bounded(row: ScoreRow, setting: Setting) -> bool:
     theirs = [any(s.bound for s in steps) for steps in assistant.choices] if assistant and setting.strength else []
     if not any(ours) and not any(theirs):
         return False
-    sure, most = _per_score(row, _combined(row, setting, 1.0)), _per_score(row, _combined(row, setting, 0.0))
+    sure, most = (
+        _per_score(row, _combined(row, setting, certain=True)),
+        _per_score(row, _combined(row, setting, certain=False)),
+    )
+    left_out = _spelled_otherwise(row, main) if main else set()
     for choice, loose in enumerate(theirs):
-        if loose:
+        if loose and choice not in left_out:
             most[row.scores[choice] - row.low] = math.inf
     best = int(sure.argmax())
     return bool(math.isinf(sure[best]) or any(most[k] > sure[best] for k in range(len(most)) if k != best))

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rbd_train.intervals import LEVEL, RESAMPLES
+from rbd_train.intervals import RESAMPLES, interval
 from rbd_train.metrics import Rate
 
 if TYPE_CHECKING:
@@ -57,8 +57,8 @@ def mean_of(values: Sequence[Mapping[str, float | None]]) -> Rate:
     if len(means) < 2:
         return Rate(value=means[0], n=1)
     drawn = np.random.default_rng(0).integers(len(means), size=(RESAMPLES, len(means)))
-    low, high = np.quantile(np.asarray(means)[drawn].mean(axis=1), [(1 - LEVEL) / 2, (1 + LEVEL) / 2])
-    return Rate(value=float(np.mean(means)), n=len(means), low=float(low), high=float(high))
+    low, high = interval(np.asarray(means)[drawn].mean(axis=1), len(means))
+    return Rate(value=float(np.mean(means)), n=len(means), low=low, high=high)
 
 
 def defined(values: Sequence[Mapping[str, float | None]]) -> str:
@@ -104,10 +104,8 @@ def pooled_spearman(scores: Sequence[Score], human: Sequence[Score], groups: Seq
         part = np.concatenate([members[names[k]] for k in generator.integers(len(names), size=len(names))])
         found = _rank_correlation(part)
         drawn += [found] if found is not None else []
-    low, high = np.quantile(drawn, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]) if drawn else (None, None)
-    return Rate(
-        value=value, n=len(rows), low=None if low is None else float(low), high=None if high is None else float(high)
-    )
+    low, high = interval(drawn, len(names))
+    return Rate(value=value, n=len(rows), low=low, high=high)
 
 
 # stability across ranges -----------------------------------------------------------------------------------------

@@ -39,9 +39,13 @@ class Cost:
         return (tokens.prompt * self.price_in + tokens.completion * self.price_out) / 1e6
 
     def add(self, request: "Request", reply: "Reply") -> None:
-        """Count a reply, new or stored; one whose server named no usage counts as long as it may have been."""
+        """Count a reply, new or stored.
+
+        One whose server named no usage counts as long as it may have been, and so does a call that ran out of time
+        here: the server goes on, and bills it.
+        """
         prompt, completion = getattr(reply, "prompt_tokens", None), getattr(reply, "completion_tokens", None)
-        if prompt is None and reply.status in ("ok", "length"):
+        if prompt is None and reply.status in ("ok", "length", "timeout"):
             prompt, completion = at_most(request)
         self.prompt_tokens += prompt or 0
         self.completion_tokens += completion or 0

@@ -17,7 +17,16 @@ from rbd_train.modelling import encode_context, load_model, load_tokenizer, plai
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
 from rbd_train.run import Run, world_size
-from rbd_train.training import ModelConfig, TrainerConfig, accumulation, log_to
+from rbd_train.training import (
+    ModelConfig,
+    TrainerConfig,
+    accumulation,
+    log_to,
+    on_one_gpu,
+    prepare_deepspeed,
+    set_precision,
+    sharded,
+)
 from rbd_train.weights import model_card, save
 
 if TYPE_CHECKING:
@@ -93,7 +102,7 @@ def make_trainer(
     """Set up TRL's DistillationTrainer.
 
     Raises:
-        UsageError: the teacher's output is narrower than the student's.
+        UsageError: the teacher's output is narrower than the student's, or adapters were asked for.
     """
     import torch
     from datasets import Dataset
@@ -101,18 +110,25 @@ def make_trainer(
     from trl.trainer.distillation_config import DistillationConfig
     from trl.trainer.distillation_trainer import DistillationTrainer
 
+    from rbd_train.master_adamw import MasterAdamW
+
+    if cfg.model.lora_rank or cfg.model.four_bit:
+        raise UsageError("distil trains every weight: set model.lora_rank=0 and model.four_bit=false")
     cuda, settings = torch.cuda.is_available(), cfg.trainer
+    sharding = sharded()
+    prepare_deepspeed(cuda)
     args = DistillationConfig(
         output_dir=str(run.folder / "trl"), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,
         max_steps=settings.max_steps, per_device_train_batch_size=settings.micro_batch,
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         max_completion_length=cfg.max_new_tokens, temperature=cfg.temperature, beta=cfg.beta,
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
+        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
         use_cpu=not cuda, seed=cfg.seed, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
         dataloader_pin_memory=cuda,
     )  # fmt: skip
-    student = load_model(source, cfg.model.dtype)
+    on_one_gpu(args)
+    student: Any = load_model(source, cfg.model.dtype)
     wise = load_model(teacher, cfg.model.dtype)
     if wise.config.vocab_size < student.config.vocab_size:
         raise UsageError(
@@ -122,9 +138,13 @@ def make_trainer(
     # families pad their tables differently (QwenLM/Qwen3#466); ids past the vocabulary mean nothing
     wise.resize_token_embeddings(student.config.vocab_size)
     tokenizer.padding_side = "left"
+    optimizer = None
+    if cfg.model.dtype == "bfloat16" and not sharding:
+        weights = student.to(args.device).parameters()  # the trainer moves the weights alone, when it is made
+        optimizer = MasterAdamW(weights, lr=settings.learning_rate, weight_decay=settings.weight_decay)
     trainer = DistillationTrainer(
         model=student, teacher_model=wise, args=args, train_dataset=Dataset.from_list(prompts),
-        processing_class=tokenizer,
+        processing_class=tokenizer, optimizers=(optimizer, None),
     )  # fmt: skip
     trainer.remove_callback(PrinterCallback)
     trainer.add_callback(log_to(run))

@@ -39,8 +39,10 @@ from rbd_train.training import (
     ModelConfig,
     accumulation,
     log_to,
+    on_one_gpu,
     prepare_deepspeed,
     report_speed,
+    set_precision,
     sharded,
     train_to_the_end,
 )
@@ -207,7 +209,13 @@ def make_trainer(
 
     if settings.beta <= 0:
         raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
+    if model.four_bit:
+        raise UsageError("model.four_bit=true is for sft; dpo trains adapters on a whole base: set it to false")
     cuda, sharding = torch.cuda.is_available(), sharded()
+    if sharding == "fsdp2":
+        raise UsageError(
+            "launch=fsdp2: FSDP shards the model when training begins, after the reference pass; use launch=zero3"
+        )
     prepare_deepspeed(cuda)
     args = arguments(settings, seed, checkpoints, cuda, run.main)
     longest = max(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs)
@@ -219,7 +227,8 @@ def make_trainer(
     if model.dtype == "bfloat16" and not sharding:
         from rbd_train.master_adamw import MasterAdamW
 
-        optimizer = MasterAdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        placed = module.to(args.device)  # the trainer moves the weights alone, when it is made
+        optimizer = MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     kind = PairTrainer
     if not cuda and world_size() == 1 and not sharding:
         from rbd_train.cpu import keep_freed_memory
@@ -254,19 +263,20 @@ def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bo
     """Return TRL's arguments."""
     from trl.trainer.dpo_config import DPOConfig as TrlConfig
 
-    return TrlConfig(
+    args = TrlConfig(
         output_dir=str(checkpoints), beta=settings.beta, learning_rate=settings.learning_rate,
         num_train_epochs=settings.epochs, max_steps=settings.max_steps,
         per_device_train_batch_size=settings.micro_batch, precompute_ref_log_probs=True,
         precompute_ref_batch_size=settings.reference_batch, max_length=None, disable_dropout=True,
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
+        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
         use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
         report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
         save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
         remove_unused_columns=True,
     )  # fmt: skip
+    return on_one_gpu(args)
 
 
 def rewards_of(

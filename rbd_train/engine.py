@@ -6,9 +6,10 @@ reply before anyone uses it. Killed anywhere and run again, a stage asks for not
 """
 
 import logging
+import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, Protocol, Self, TypedDict
 
@@ -113,6 +114,9 @@ class Commit(Protocol):
     def many(self, replies: Sequence[tuple[int, Reply]], begun: Sequence[int] = ()) -> None:
         """Store replies, all or none, and note which calls are made next (those that a kill would lose)."""
 
+    def forget(self, indices: Sequence[int]) -> None:
+        """Drop failed calls that turn out to be no fault of theirs; an answer is never dropped."""
+
 
 class Backend(Protocol):
     """What an engine is made of: it knows what it is, and answers requests."""
@@ -122,10 +126,14 @@ class Backend(Protocol):
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer at least the missing requests and hand over each reply (or whole batch) as it comes.
 
-        Of several workers (`launch=ddp`) each answers its share.
-
         All requests are given, so that a local backend can plan its batches over the whole input: a resumed run
         then computes in the batches of an undisturbed one.
+        """
+
+    def together(self, requests: Sequence[Request]) -> Sequence[Sequence[int]]:
+        """Group the requests that are answered together: what several workers (`launch=ddp`) share out.
+
+        It depends on the requests alone. What is missing doesn't: each worker looks into the ledger at another moment.
         """
 
     def close(self) -> None:
@@ -224,52 +232,90 @@ class Engine:
         unique_keys = list(first)
         stored = self.ledger.replies(unique_keys)
         missing = frozenset(i for i, key in enumerate(unique_keys) if not self._final(stored.get(key)))
+        open_keys = {unique_keys[index] for index in missing}
         if missing and self.ledger.dry_run:
             raise DryRun(self.cost.forecast([unique[index] for index in sorted(missing)]))
-        self.calls["from_ledger"] += len(requests) - len(missing)
+        self.calls["from_ledger"] += sum(key not in open_keys for key in keys)
         for index, key in enumerate(unique_keys):
-            if index not in missing and key not in self._charged:  # an earlier run has paid for it
-                self.charge(key, unique[index], _reply(stored[key].reply))
+            if key in stored and key not in self._charged:  # an earlier run has paid for it
+                self._charge_stored(key, unique[index], stored[key])
         if missing:
-            self._run(unique, unique_keys, missing)
-            stored |= self._awaited([unique_keys[index] for index in sorted(missing)])
-        unfinished = [key for key in unique_keys if not self._final(stored.get(key))]
-        if unfinished:
-            reasons = self.ledger.reasons(unfinished)
-            raise IncompleteError(
-                f"{len(unfinished)} of {len(unique_keys)} calls have no final answer yet ({reasons}); "
-                f"run the same command again to continue: what was answered is kept in {self.ledger.path}"
-            )
+            mine = self._share(unique, missing)
+            self._run(unique, unique_keys, mine)
+            stored |= self.ledger.replies([unique_keys[index] for index in sorted(mine)])
+            self._check_final([unique_keys[index] for index in sorted(mine)], stored)
+            stored |= self._awaited([unique_keys[index] for index in sorted(missing - mine)])
+            for index in sorted(missing - mine):  # what another worker asked is part of the same bill
+                self.calls["asked"] += 1
+                self._charge_stored(unique_keys[index], unique[index], stored[unique_keys[index]])
+        self._check_final(unique_keys, stored)
         parsed = {key: _reply(row.reply) for key, row in stored.items()}
         self.states.update(parsed[key].status for key in keys)
         return [parsed[key] for key in keys]
 
+    def _check_final(self, keys: Sequence[str], stored: Mapping[str, Stored]) -> None:
+        """Stop where a call has no final answer.
+
+        Raises:
+            IncompleteError: says how many, and why.
+        """
+        unfinished = [key for key in keys if not self._final(stored.get(key))]
+        if unfinished:
+            reasons = self.ledger.reasons(unfinished)
+            raise IncompleteError(
+                f"{len(unfinished)} of {len(keys)} calls have no final answer yet ({reasons}); "
+                f"run the same command again to continue: what was answered is kept in {self.ledger.path}"
+            )
+
+    def _share(self, requests: Sequence[Request], missing: frozenset[int]) -> frozenset[int]:
+        """Return what this worker is to answer of what is missing.
+
+        Raises:
+            UsageError: the workers are on several machines.
+        """
+        if world_size() == 1:
+            return missing
+        if int(os.environ.get("GROUP_WORLD_SIZE", "1")) > 1:
+            raise UsageError(
+                "workers of a data stage meet in the ledger, a SQLite file, which machines can't share; start it on "
+                "one machine (engine.base_url=[...] reaches servers on many)"
+            )
+        parts = list(self.backend.together(requests))[rank() :: world_size()]
+        return missing.intersection(index for part in parts for index in part)
+
     def _run(self, requests: Sequence[Request], keys: Sequence[str], missing: frozenset[int]) -> None:
         """Let the backend answer what is missing; what ends by itself leaves no call noted as begun."""
         open_keys = [keys[index] for index in sorted(missing)]
-        self.calls["asked_again"] += self.ledger.begun(open_keys) if rank() == 0 else 0
+        self.calls["asked_again"] += self.ledger.begun(open_keys)
         bar = tqdm(total=len(keys), initial=len(keys) - len(missing), desc=self.progress or None, disable=None)
-        try:
-            with bar:
+        with bar:
+            try:
                 self.backend.run(requests, missing, _Commit(self, requests, keys, missing, bar))
-        finally:
-            self.ledger.begun(open_keys)
+            except Exception:  # not an interrupt: the calls it cut off were begun, and are asked again
+                self.ledger.begun(open_keys)
+                raise
+        self.ledger.begun(open_keys)
 
     def _awaited(self, keys: Sequence[str]) -> dict[str, Stored]:
-        """Return what the ledger holds by now; with several workers, once the others have answered their shares.
+        """Return what the other workers answered, once they have.
 
         Workers have no process group: they meet in the ledger. One that fails takes the others with it (torchrun).
         """
         stored = self.ledger.replies(keys)
-        while world_size() > 1 and not all(self._final(stored.get(key)) for key in keys):
+        while not all(self._final(stored.get(key)) for key in keys):
             time.sleep(0.2)
             stored |= self.ledger.replies([key for key in keys if not self._final(stored.get(key))])
         return stored
 
-    def charge(self, key: str, request: Request, reply: Reply) -> None:
-        """Count what a call cost."""
+    def charge(self, key: str, request: Request, reply: Reply, calls: int = 1) -> None:
+        """Count what a call cost, or several that ended alike."""
         self._charged.add(key)
-        self.cost.add(request, reply)
+        for _ in range(calls):
+            self.cost.add(request, reply)
+
+    def _charge_stored(self, key: str, request: Request, row: Stored) -> None:
+        """Count what was paid for a stored reply; of failed calls the last is kept, and stands for them all."""
+        self.charge(key, request, _reply(row.reply), 1 if row.final else row.attempts)
 
     def _final(self, row: Stored | None) -> bool:
         return row is not None and (row.final or row.attempts >= self.attempts)
@@ -324,6 +370,10 @@ class _Commit:
                 engine.calls["completion_tokens"] += reply.completion_tokens or 0
         self.bar.update(len(new))
         self.bar.set_postfix_str(engine.cost.told(), refresh=False)
+
+    def forget(self, indices: Sequence[int]) -> None:
+        """Drop what failed calls left."""
+        self.engine.ledger.forget([self.keys[index] for index in indices])
 
 
 def _reply(text: str) -> Reply:

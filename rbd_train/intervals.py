@@ -26,20 +26,46 @@ def clustered_wilson(values: "Array", groups: Sequence[str]) -> Interval:
     import numpy as np
     from scipy.stats import t as student
 
-    names, member = np.unique(np.asarray(groups), return_inverse=True)
-    count, n = len(names), len(values)
+    count, n = len(np.unique(np.asarray(groups))), len(values)
     if count < 2:
         return None, None
     share = float(values.mean())
-    if 0 < share < 1:
-        residual = np.bincount(member, weights=values - share)
-        design = max(1.0, float(count / (count - 1) * (residual**2).sum() / (n * share * (1 - share))))
-    else:  # all alike: as if each group had one row
-        design = n / count
-    size, z = n / design, float(student.ppf(1 - (1 - LEVEL) / 2, count - 1))
+    size, z = n / design_effect(values, groups), float(student.ppf(1 - (1 - LEVEL) / 2, count - 1))
     centre = (share + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * (share * (1 - share) / size + z * z / (4 * size * size)) ** 0.5
     return max(0.0, centre - half), min(1.0, centre + half)
+
+
+def adjusted_wald(more: float, less: float, size: float, groups: int) -> tuple[float, float]:
+    """Return Bonett and Price's interval (2012) of the difference of two paired shares, by one outcome added to each.
+
+    Args:
+        more: share of rows that only the one has.
+        less: share of rows that only the other has.
+        size: rows, at their effective number.
+        groups: how many there are, for Student's t; 0: each row by itself, the normal law.
+    """
+    from scipy.stats import norm
+    from scipy.stats import t as student
+
+    tail = 1 - (1 - LEVEL) / 2
+    z = float(student.ppf(tail, groups - 1) if groups else norm.ppf(tail))
+    first, second = (size * more + 1) / (size + 2), (size * less + 1) / (size + 2)
+    middle, half = first - second, z * ((first + second - (first - second) ** 2) / (size + 2)) ** 0.5
+    return max(-1.0, middle - half), min(1.0, middle + half)
+
+
+def design_effect(values: "Sequence[float] | Array", groups: Sequence[str]) -> float:
+    """Return by how much shared groups widen the variance of a mean; at least 1, and n / groups where all are alike."""
+    import numpy as np
+
+    found = np.asarray(values, dtype=float)
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    count, variance = len(names), float(found.var())
+    if variance < 1e-12:  # as if each group had one row
+        return len(found) / count
+    residual = np.bincount(member, weights=found - found.mean())
+    return max(1.0, float(count / (count - 1) * (residual**2).sum() / (len(found) * variance)))
 
 
 def cluster_bootstrap(

@@ -129,6 +129,15 @@ class Ledger:
         with self._writing():
             return sum(self._db.execute("DELETE FROM begun WHERE key = ?", (key,)).rowcount for key in keys)
 
+    def forget(self, keys: Sequence[str]) -> None:
+        """Drop the replies of failed and refused calls, so that they count as never made; an answer stays."""
+        refused = '%"status":"bad_request"%'
+        with self._writing():
+            self._db.executemany(
+                "DELETE FROM replies WHERE key = ? AND (final = 0 OR substr(reply, 1, 60) LIKE ?)",
+                [(key, refused) for key in keys],
+            )
+
     @contextlib.contextmanager
     def _writing(self) -> Iterator[None]:
         """Hold a transaction; what it writes is on the disk when it ends, or not at all."""
@@ -151,7 +160,7 @@ class Ledger:
         stored = self.replies(keys)
         for key in keys:
             row = stored.get(key)
-            status = row.reply.split('"status":"', 1)[-1].split('"', 1)[0] if row else "not asked"
+            status = row.reply.split('"status":"', 1)[-1].split('"', 1)[0] if row else "no answer"
             counts[status] += 1
         return ", ".join(f"{status}: {count}" for status, count in sorted(counts.items()))
 

@@ -16,7 +16,7 @@ class MasterAdamW(torch.optim.AdamW):
         """Copy the weights."""
         self.weights = [weight for weight in weights if weight.requires_grad]
         masters = [torch.nn.Parameter(weight.detach().float().clone()) for weight in self.weights]
-        super().__init__(masters, **settings)
+        super().__init__(masters, fused=True, **settings)
         self.masters = masters
 
     @torch.no_grad()

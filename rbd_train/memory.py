@@ -4,6 +4,7 @@ States (weights, gradients, optimizer) are counted as DeepSpeed lays them out (a
 tracked by torch itself over one forward and backward pass on fake tensors, which hold shapes and no data.
 """
 
+import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -60,7 +61,7 @@ def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
     zero = sharding.startswith("zero")
     dtype = "bfloat16" if gpu and zero else shape.dtype
     total, trained, constant = sizes(shape.config, shape.lora_rank, dtype)
-    held = states(total, trained, dtype, "" if sharding == "ddp" else sharding, processes, shape.four_bit)
+    held = states(total, trained, dtype, sharding, processes, shape.four_bit)
     passed = activations(
         shape.config, dtype, shape.rows, shape.length, shape.completion, recompute=shape.recompute,
         autocast=gpu and dtype == "float32", lora_rank=shape.lora_rank,
@@ -95,9 +96,17 @@ def check_states(
     working = "bfloat16" if gpu and sharding.startswith("zero") else dtype
     held = states(total, trained, working, sharding, processes, four_bit)
     here = min(processes, torch.cuda.device_count()) if gpu else processes
-    room = torch.cuda.mem_get_info()[1] if gpu else psutil.virtual_memory().total // here
+    # of this rank's own GPU: asking of another one opens a context there that stays
+    place = int(os.environ.get("LOCAL_RANK", "0"))
+    room = torch.cuda.mem_get_info(place)[1] if gpu else psutil.virtual_memory().total // here
     need = held.weights + held.gradients + held.optimizer + (0 if gpu else held.host)
     told = f"weights, gradients and optimizer take {need / 2**30:.1f} GiB of {room / 2**30:.1f} GiB per process"
+    host = psutil.virtual_memory().total
+    if gpu and held.host * here > host:
+        raise UsageError(
+            f"{held.host * here / 2**30:.1f} GiB go to the host's memory, which has {host / 2**30:.1f}: it can't fit; "
+            "`rbd plan` with the same keys says which setting would"
+        )
     if need > room:
         raise UsageError(f"{told}: it can't fit; `rbd plan` with the same keys says which setting would")
     return f"{told}; activations come on top: `rbd plan` tells" if need > 0.8 * room else ""
@@ -120,38 +129,36 @@ def states(total: int, trained: int, dtype: str, sharding: str, processes: int, 
         total: parameters of the model.
         trained: those that are trained.
         dtype: of the weights in the forward pass. Under ZeRO with mixed precision this is bfloat16.
-        sharding: empty (one process or ddp), zero1, zero2, zero3, zero3_offload or fsdp.
+        sharding: empty (one process), ddp, zero1, zero2, zero3, zero3_offload or fsdp2.
         processes: ranks.
         four_bit: the frozen weights are held in 4 bits with their scales (4.5 bits in all).
     """
     width = 4 if dtype == "float32" else 2
-    shard = processes if sharding else 1
+    shard = processes if sharding not in ("", "ddp") else 1
     weights = width * total
     if four_bit:
         weights = round((total - trained) * 4.5 / 8) + width * trained
     gradients, moments = width * trained, 8 * trained
     # DeepSpeed steps on a float32 copy of its shard in every dtype; so does MasterAdamW where weights are bfloat16
     masters = 4 * trained if sharding.startswith("zero") or width == 2 else 0
-    if sharding in ("zero3", "zero3_offload", "fsdp"):
+    if sharding in ("zero3", "zero3_offload", "fsdp2"):
         weights //= shard
-    if sharding in ("zero2", "zero3", "zero3_offload", "fsdp"):
+    if sharding in ("zero2", "zero3", "zero3_offload", "fsdp2"):
         gradients //= shard
     optimizer = (moments + masters) // shard
-    if sharding == "zero3_offload":  # parameters and optimizer live on the host
-        return States(0, gradients, 0, weights + optimizer)
+    if sharding == "zero3_offload":  # all live on the host, gradients twice: as they come, and in float32
+        return States(0, 0, 0, weights + gradients + optimizer + 4 * trained // shard)
     return States(weights, gradients, optimizer, 0)
 
 
 def buffers(sharding: str, processes: int, total: int, trained: int, dtype: str) -> int:
     """Return the bytes of communication buffers: a reduce bucket, and under ZeRO-3 what is gathered at a time."""
     width = 4 if dtype == "float32" else 2
-    if processes == 1:
-        return 0
-    if not sharding:
+    if sharding == "ddp" and processes > 1:
         return width * trained  # DDP's buckets hold the gradients once more
-    if sharding.startswith("zero3"):
-        return width * (min(BUCKET, trained) + min(10**9, total))  # stage3_max_live_parameters
-    return width * min(BUCKET, trained) if sharding.startswith("zero") else 0
+    if sharding.startswith("zero3"):  # the bucket is made whole, however little is trained
+        return width * (BUCKET + (min(10**9, total) if processes > 1 else 0))  # stage3_max_live_parameters
+    return width * BUCKET if sharding.startswith("zero") else 0
 
 
 def activations(

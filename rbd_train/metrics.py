@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rbd_train.intervals import LEVEL, bootstrap_sums, clustered_wilson
+from rbd_train.intervals import LEVEL, adjusted_wald, bootstrap_sums, clustered_wilson, design_effect
 from rbd_train.intervals import cluster_bootstrap as cluster_bootstrap
 from rbd_train.records import Record
 
@@ -204,12 +204,24 @@ def paired_difference(more: int, less: int, n: int) -> Rate:
     """Return (more - less) / n of paired yes/no outcomes with its adjusted Wald interval (Bonett and Price 2012)."""
     if n == 0:
         return Rate(value=None, n=0)
-    from scipy.stats import norm
+    low, high = adjusted_wald(more / n, less / n, n, 0)
+    return Rate(value=(more - less) / n, n=n, low=low, high=high)
 
-    first, second = (more + 1) / (n + 2), (less + 1) / (n + 2)
-    half = float(norm.isf((1 - LEVEL) / 2)) * ((first + second - (first - second) ** 2) / (n + 2)) ** 0.5
-    middle = first - second
-    return Rate(value=(more - less) / n, n=n, low=max(-1.0, middle - half), high=min(1.0, middle + half))
+
+def paired_change(before: Sequence[bool], after: Sequence[bool], groups: Sequence[str]) -> Rate:
+    """Return how the share of true outcomes changes on the same rows, with an interval that knows shared groups.
+
+    A change may be of either sign even where all that were seen have one: no share's interval, no bootstrap of them.
+    """
+    changes = [int(b) - int(a) for a, b in zip(before, after, strict=True)]
+    if not changes:
+        return Rate(value=None, n=0)
+    n, count = len(changes), len(set(groups))
+    if count < 2:
+        return Rate(value=sum(changes) / n, n=n)
+    size = n / design_effect(changes, groups)
+    low, high = adjusted_wald(changes.count(1) / n, changes.count(-1) / n, size, count)
+    return Rate(value=sum(changes) / n, n=n, low=low, high=high)
 
 
 def fleiss_kappa(table: Sequence[Sequence[int]]) -> Rate:

@@ -37,11 +37,10 @@ class PairTrainer(Steady, DPOTrainer):  # type: ignore[misc]
         stored = json.loads(self.reference.read_text()) if self.reference.is_file() else None
         self.accelerator.wait_for_everyone()  # nobody writes before all have looked
         if stored is None:
-            lengths = [len(p) + max(len(c), len(r)) for p, c, r in zip(*(dataset[k] for k in IDS), strict=True)]
-            order = sorted(range(len(lengths)), key=lambda k: -lengths[k])  # rows of like length pad least
-            done = super()._precompute_ref_logps(dataset.select(order), name, batch_size)
-            place = {k: place for place, k in enumerate(order)}
-            stored = {key: [done[key][place[k]] for k in range(len(order))] for key in REFERENCE}
+            # not TRL's own pass: its result is a file that each rank looks for under a temporary name of its own
+            # (datasets names so what was made in memory). Fresh adapters change nothing, so the model is the reference
+            sums = self.log_probs(dataset.to_list(), batch_size)
+            stored = dict(zip(REFERENCE, map(list, zip(*sums, strict=True)), strict=True))
             if self.accelerator.is_main_process:
                 write_json(self.reference, stored)
         for key in REFERENCE:
@@ -103,11 +102,6 @@ class CpuPairTrainer(PairTrainer):
         losses = torch.nn.functional.cross_entropy(logits.float(), inputs["input_ids"][:, 1:][mask], reduction="none")
         rows = mask.nonzero()[:, 0]
         return torch.zeros(len(mask), dtype=losses.dtype).index_add(0, rows, -losses).chunk(2)
-
-    @torch.no_grad()
-    def compute_ref_log_probs(self, model: Any, inputs: dict[str, Any]) -> Any:
-        """Return the reference's sums: fresh adapters change nothing, so the model in memory is the reference."""
-        return self.pair_sums(model, inputs)
 
     def _compute_loss(self, model: Any, inputs: dict[str, Any], return_outputs: bool) -> Any:
         """Return the DPO loss, -log sigmoid(beta (margin - reference margin)), averaged over pairs."""

@@ -97,6 +97,22 @@ class Run:
             raise DataError(f"{folder}: stage {stage} is {manifest['status']}; run it again to finish it first")
         return folder / file
 
+    def check_made_from(self, folder: Path, path: Path) -> None:
+        """Make sure that a stage's outputs were made from a file as it is now: ids alone would join old and new.
+
+        Raises:
+            DataError: the file was written anew since.
+        """
+        manifest = read_manifest(folder)
+        read = manifest["inputs"] if manifest else {}
+        for name, entry in read.items():
+            given = self.input_path(name)
+            if given.is_file() and given.samefile(path) and digest(path) != entry["sha256"]:
+                raise DataError(
+                    f"{folder}: made from {path} as it was before that stage ran again; run `rbd {folder.name} "
+                    f"name={folder.parent.name} overwrite=true` first"
+                )
+
     def read(self, path: Path, kind: type[Row]) -> list[Row]:
         """Read records and note the file in the manifest."""
         rows = read_rows(path, kind)

@@ -43,20 +43,34 @@ def declared(judge: Any) -> str:
     return f"Judge {judge.name}: {f'planted leaning in nats: {listed(leaning)}' if leaning else 'as it is'}"
 
 
+WIDTH = 118  # of a table in the terminal
+
+
+def _narrowest(lines: list[list[str]]) -> list[list[str]]:
+    """Turn a table that is too wide on its side, head and all, where it is less wide so."""
+
+    def width(lines: list[list[str]]) -> int:
+        return sum(max(len(cell) for cell in column) + 3 for column in zip(*lines, strict=True)) + 1
+
+    turned = [list(column) for column in zip(*lines, strict=True)]
+    return turned if width(lines) > WIDTH and width(turned) < width(lines) else lines
+
+
 def show(table: Table) -> str:
-    """Draw a table for the terminal."""
+    """Draw a table for the terminal, lines as columns where it would be too wide."""
     from rich.console import Console
     from rich.table import Table as RichTable
     from rich.text import Text
 
     note = Text(table.note) if table.note else None  # Text: what a person named may hold square brackets
     drawn = RichTable(title=Text(table.title), caption=note, title_justify="left", caption_justify="left")
-    for column in table.columns:
+    head, *rows = _narrowest([list(table.columns), *([cell_text(cell) for cell in row] for row in table.rows)])
+    for column in head:
         drawn.add_column(Text(column), overflow="fold")
-    for row in table.rows:
-        drawn.add_row(*(Text(cell_text(cell)) for cell in row))
+    for row in rows:
+        drawn.add_row(*map(Text, row))
     buffer = io.StringIO()
-    Console(file=buffer, width=118, highlight=False).print(drawn)
+    Console(file=buffer, width=WIDTH, highlight=False).print(drawn)
     return buffer.getvalue().rstrip()
 
 

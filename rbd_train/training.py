@@ -101,7 +101,8 @@ def make_trainer(
     check_settings(model, settings, objective, cuda, sharding)
     prepare_deepspeed(cuda)
     config = model_config(model.shape, source)
-    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, sharding, world_size())
+    laid_out = "zero3_offload" if offloads() else sharding
+    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, laid_out, world_size())
     if warning:
         run.say(warning)
     # the arguments come first: under ZeRO-3 they announce that weights are to be sharded while they load (A45)
@@ -111,7 +112,9 @@ def make_trainer(
     if model.dtype == "bfloat16" and not sharding:
         from rbd_train.master_adamw import MasterAdamW
 
-        optimizer = MasterAdamW(module.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+        # masters are made where the weights will be: the trainer moves the weights alone, when it is made
+        placed = module if model.four_bit else module.to(args.device)
+        optimizer = MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
     kind: Any = Classifier if objective == "classifier" else Distiller
     if not cuda and not sharding and world_size() == 1:
         from rbd_train.cpu import CompletionTrainer, keep_freed_memory
@@ -140,10 +143,30 @@ STOP_FILE = "stop"  # made by the launching process when it is told to stop; wor
 
 
 def sharded() -> str:
-    """Return how states are sharded over ranks: empty, zero1, zero2, zero3 or fsdp."""
+    """Return how states are sharded over ranks: empty, zero1, zero2, zero3 or fsdp2."""
     if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
         return f"zero{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
-    return "fsdp" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else ""
+    return "fsdp2" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else ""
+
+
+def offloads() -> bool:
+    """Tell whether weights or optimizer are kept in the host's memory."""
+    kinds = ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE")
+    return sharded() == "zero3" and any(os.environ.get(kind, "none") != "none" for kind in kinds)
+
+
+def set_precision(bf16: bool | None, cuda: bool) -> bool:
+    """Decide on autocast, for the launch file too: its own word counts where TRL's arguments say nothing."""
+    chosen = cuda if bf16 is None else bf16
+    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if chosen else "no"
+    return chosen
+
+
+def on_one_gpu(args: Any) -> Any:
+    """Let one process use one GPU: transformers would split each batch over all that it sees, and multiply it."""
+    if world_size() == 1 and args.n_gpu > 1:
+        args._n_gpu = 1
+    return args
 
 
 def facts_of(model: ModelConfig, settings: TrainerConfig, objective: str) -> dict[str, Any]:
@@ -179,7 +202,7 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("trainer.padding_free=true: a classifier reads one row at a time; set it to false")
     if settings.liger and (not cuda or importlib.util.find_spec("liger_kernel") is None):
         raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
-    if sharding and model.dtype == "bfloat16" and not cuda and sharding == "fsdp":
+    if sharding and model.dtype == "bfloat16" and not cuda and sharding == "fsdp2":
         raise UsageError("FSDP keeps no float32 masters of bfloat16 weights; set model.dtype=float32")
 
 
@@ -214,20 +237,22 @@ def prepare_deepspeed(cuda: bool) -> None:
 def arguments(
     settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool, joins: bool
 ) -> Any:  # fmt: skip
-    """Return TRL's arguments; `joins`: rows may be laid end to end where FlashAttention keeps them apart."""
+    """Return TRL's arguments; `joins`: a language model, whose rows FlashAttention can keep apart end to end."""
     from trl.trainer.sft_config import SFTConfig as TrlConfig
 
     flash = joins and cuda and importlib.util.find_spec("flash_attn") is not None
     liger = cuda and importlib.util.find_spec("liger_kernel") is not None
-    return TrlConfig(
+    args = TrlConfig(
         output_dir=str(checkpoints), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,
         max_steps=settings.max_steps, per_device_train_batch_size=settings.micro_batch,
         per_device_eval_batch_size=settings.micro_batch, prediction_loss_only=True,
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         max_length=None, packing=False, padding_free=flash if settings.padding_free is None else settings.padding_free,
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=cuda if settings.bf16 is None else settings.bf16, activation_checkpointing=settings.recompute,
+        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
         use_liger_kernel=liger if settings.liger is None else settings.liger,
+        # a classifier has no language model's head to fuse the loss with
+        liger_kernel_config=None if joins else {"fused_linear_cross_entropy": False},
         use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
         report_to="none", save_strategy="steps" if settings.save_every else "no",
         save_steps=settings.save_every or 1, save_total_limit=1,
@@ -235,6 +260,7 @@ def arguments(
         disable_tqdm=not (main and sys.stderr.isatty()), dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=cuda, remove_unused_columns=True, logging_nan_inf_filter=False,
     )  # fmt: skip
+    return on_one_gpu(args)
 
 
 def load_trained(

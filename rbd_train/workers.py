@@ -73,7 +73,8 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
             run.say(f"removed {lock}: a killed build left it, and every later one would wait for it")
             lock.unlink(missing_ok=True)
         environment["TORCH_EXTENSIONS_DIR"] = str(builds)
-    with stopping(run.folder / STOP_FILE, [*words, *worker], environment) as process:
+    keeps = name in ("sft", "dpo")  # these leave a checkpoint; what others have is in the ledger
+    with stopping(run.folder / STOP_FILE, [*words, *worker], environment, keeps) as process:
         code = process.wait()
     manifest = read_manifest(run.folder)
     if code and manifest is not None and manifest["status"] == "incomplete":
@@ -146,8 +147,12 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
 
 
 @contextlib.contextmanager
-def stopping(file: Path, words: list[str], environment: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
+def stopping(
+    file: Path, words: list[str], environment: Mapping[str, str], keeps: bool
+) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command; the first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
+
+    Where the workers keep no checkpoint, and so watch no file, the first one ends it.
 
     The command has a session of its own, so that a Ctrl-C here doesn't end it before its step; where this process dies,
     the kernel tells the launcher, which tells the workers.
@@ -158,7 +163,7 @@ def stopping(file: Path, words: list[str], environment: Mapping[str, str]) -> It
     def ask(number: int, frame: Any) -> None:
         nonlocal asked
         asked += 1
-        if asked == 1:
+        if asked == 1 and keeps:
             file.touch()
         else:
             process.terminate()

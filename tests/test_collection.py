@@ -216,3 +216,18 @@ def test_two_workers_give_the_records_of_one(tmp_path: Path, fake: Callable[...,
     assert json.loads((two / "manifest.json").read_text())["world_size"] == 2
     if engine == "http":
         assert server.stats()["requests"] == 40 and server.stats()["asked_again"] == 20
+
+
+def test_two_workers_on_a_quick_engine_end(tmp_path: Path) -> None:
+    """Nothing slow stands between looking into the ledger and answering: one looks after the other has answered."""
+    make_pairs(tmp_path, 5)
+    words = [
+        "judgements", "judge=generative", "engine=scripted",
+        "engine.rules=[{pattern: '.', reply: 'Output (a)'}]", "judge.engine.delay_s=0.02", "sham=true",
+    ]  # fmt: skip
+    done = run(tmp_path, [*words, "launch=ddp", "processes=2"])
+    assert done.returncode == 0, done.stderr
+    manifest = json.loads((tmp_path / "default/judgements/manifest.json").read_text())
+    assert manifest["world_size"] == 2 and manifest["facts"]["calls"]["asked_again"] == 0
+    calls = manifest["facts"]["calls"]
+    assert calls["asked"] + calls["from_ledger"] == stored(tmp_path), "the others' calls are counted too"

@@ -210,6 +210,24 @@ def test_a_missing_candidate_is_a_bound() -> None:
     assert not decide(row.model_copy(update={"assistant": unheard}), MAIN_ALONE).bounded
 
 
+def test_an_unlisted_spelling_adds_nothing_to_a_listed_score() -> None:
+    """Servers list 20 tokens: " 4" beyond them has a bound in both models, whose difference is no share of its own."""
+    given = {1: (-3.0, -0.5), 2: (-0.2, -3.0)}  # main and assistant, bare; the spaced ones are not listed
+    floor = Step(position=0, logprob=-9.0, bound=True)
+
+    def said(k: int) -> Readings:
+        choices = [step for pair in given.values() for step in ((Step(position=0, logprob=pair[k]),), (floor,))]
+        return Readings(choices=tuple(choices), positions=(Position(best=-0.2),), top={"2": -0.2})
+
+    row = ScoreRow(item_id="i", group="g", dimension="d", low=1, high=2, scores=(1, 1, 2, 2), temperatures=(1.0,),
+                   main=said(0), assistant=said(1))  # fmt: skip
+    bare = table(1, [-3.0, -0.2], [-0.5, -3.0])
+    for ratio in (0.0, 0.5, 1.0, 2.0):
+        setting = Setting(strength=ratio)
+        assert decide(row, setting).expected == pytest.approx(decide(bare, setting).expected)
+        assert not decide(row, setting).bounded
+
+
 def test_a_model_that_said_nothing_is_an_error_with_its_reason() -> None:
     row = table(1, [-1.0, -2.0], [-1.0, -2.0]).model_copy(update={"assistant": None, "fault": "assistant: bad_request"})
     with pytest.raises(UsageError, match="bad_request"):

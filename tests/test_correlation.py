@@ -72,3 +72,15 @@ def test_a_histogram_counts_known_scores() -> None:
         0,
         0,
     ]
+
+
+def test_few_documents_widen_the_interval() -> None:
+    """A percentile of resampled means of ten documents is as narrow as the normal law with the biased variance."""
+    import numpy as np
+    from scipy.stats import t as student
+
+    values = {str(k): float(v) for k, v in enumerate(np.random.default_rng(3).normal(0.4, 0.2, 10))}
+    rate = mean_of([values])
+    spread = np.std(list(values.values()), ddof=1) / 10**0.5 * float(student.ppf(0.975, 9))
+    assert rate.low is not None and rate.high is not None
+    assert (rate.high - rate.low) / 2 == pytest.approx(spread, rel=0.08)

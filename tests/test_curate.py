@@ -351,3 +351,18 @@ def test_one_judge_per_bias_is_told() -> None:
     other = two.model_copy(update={"bias": "position", "case": two.case.model_copy(update={"judge": "k"})})
     assert "one judge each" in confounding_table([one, other]).note
     assert "no bias has a judge of its own" in confounding_table([one, two]).note
+
+
+def test_traces_about_other_cases_are_refused(rbd: Any, tmp_path: Path, stages: Any) -> None:
+    """Ids are the same after the judge changed; what was written about the old decisions is not."""
+    stages()
+    traces = Run(tmp_path / "runs", "default", "traces", "default", {})
+    with traces.opened():
+        traces.read(tmp_path / "runs/default/judgements/cases.jsonl", Case)
+        traces.write("traces.jsonl", TRACES)
+        traces.close("complete", None)
+    assert rbd("curate", "test_share=0.5").code == 0
+    other = CASES[0].model_copy(update={"judge": "another"})
+    write_rows(tmp_path / "runs/default/judgements/cases.jsonl", [other, *CASES[1:]])
+    said = rbd("curate", "test_share=0.5", "overwrite=true")
+    assert said.code == 1 and "run `rbd traces name=default overwrite=true` first" in said.err

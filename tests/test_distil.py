@@ -113,3 +113,8 @@ def test_an_experiment_begins_with_its_command(path: Path) -> None:
     assert values["launch"] is None or (ROOT / "launch" / f"{values['launch']}.yaml").is_file()
     if stage == "sft":
         assert values["model"]["path"].startswith("deepseek-ai/") and values["seed"] == 3407
+
+
+def test_adapters_are_refused_where_they_would_be_ignored(rbd: Callable[..., Any], train_file: Path) -> None:
+    said = rbd("distil", f"train={train_file}", "model=tiny", "teacher_path=tiny", "model.lora_rank=8")
+    assert said.code == 2 and "model.lora_rank=0" in said.err

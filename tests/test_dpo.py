@@ -110,15 +110,38 @@ def test_repeated_rows_count_once() -> None:  # A47
     assert once_each(gathered, 3) == [(0.0, -0.0), (1.0, -1.0), (2.0, -2.0)]
 
 
+def test_two_processes_make_the_reference_pass_together(rbd: Callable[..., Any], written: None) -> None:
+    """In an empty root: what one process stored must not be what the other finds."""
+    said = rbd("dpo", *TRAIN, *DATA, "launch=ddp", "processes=2", "trainer.max_steps=1")
+    assert said.code == 0, said.err
+    assert losses("default")[0] == pytest.approx(LN2, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("words", "environment", "told"),
+    [(("model.four_bit=true",), {}, "is for sft"), ((), {"ACCELERATE_USE_FSDP": "true"}, "use launch=zero3")],
+)
+def test_what_dpo_cant_do_is_refused(
+    rbd: Callable[..., Any], written: None, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...],
+    environment: dict[str, str], told: str,
+) -> None:  # fmt: skip
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    said = rbd("dpo", *TRAIN, *DATA, *words)
+    assert said.code == 2 and told in said.err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", ["zero2", "zero3"])
 @pytest.mark.parametrize("rank", [0, 4])
 def test_two_ranks_lose_the_same(rbd: Callable[..., Any], written: None, launch: str, rank: int) -> None:
     lora = () if not rank else (f"model.lora_rank={rank}",)
     words = (*TRAIN[:-1], "trainer.micro_batch=2", *DATA, *lora)
-    for name, how in (("single", ()), ("double", (f"launch={launch}", "processes=2"))):
+    for name, how in (("double", (f"launch={launch}", "processes=2")), ("single", ())):
         said = rbd("dpo", f"name={name}", *words, *how)
         assert said.code == 0, said.err
+        for stored in Path("runs/reference").glob("*.json"):  # each makes its own reference pass
+            stored.unlink()
     assert losses("double") == pytest.approx(losses("single"), abs=1e-3)
     assert losses("double")[0] == pytest.approx(LN2, abs=1e-3)
     one, two = ({r["id"]: r["margin"] for r in rewards(name)} for name in ("single", "double"))

@@ -1,5 +1,6 @@
 """The ledger: committed before use, final is final, safe for several processes, plain when it is damaged."""
 
+import contextlib
 import shutil
 import sqlite3
 import subprocess
@@ -10,9 +11,10 @@ from typing import Any
 
 import pytest
 
+from rbd_train.cost import Cost, at_most
 from rbd_train.engine import Completion, Engine, Reply, Request, Sampling
-from rbd_train.engines.function import FunctionBackend
-from rbd_train.errors import DataError, IncompleteError
+from rbd_train.engines.function import FunctionBackend, function_judge
+from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
 
 SHORT = Sampling(max_new_tokens=8)
@@ -124,7 +126,7 @@ def test_unfinished_calls_are_counted_by_reason(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path / "l.sqlite")
     ledger.commit("a", Completion(status="timeout").model_dump_json(), {}, final=False)
     ledger.commit("b", Completion(status="timeout").model_dump_json(), {}, final=False)
-    assert ledger.reasons(["a", "b", "c"]) == "not asked: 1, timeout: 2"
+    assert ledger.reasons(["a", "b", "c"]) == "no answer: 1, timeout: 2"
 
 
 def test_more_keys_than_a_query_takes(tmp_path: Path) -> None:
@@ -281,3 +283,73 @@ def test_a_damaged_reply_names_the_ledger_and_the_way_out(tmp_path: Path) -> Non
         db.execute("update replies set reply = substr(reply, 1, 40)")
     with Engine(backend, Ledger(tmp_path / "ledger.sqlite")) as engine, pytest.raises(DataError, match="is damaged"):
         engine.generate(prompt, Sampling(max_new_tokens=4))
+
+
+def test_an_interrupt_leaves_the_calls_that_it_cut_off_to_be_counted(tmp_path: Path) -> None:
+    """A fault does not: the backend has waited for what was under way."""
+    for stop, asked_again in ((KeyboardInterrupt, 1), (RuntimeError, 0)):
+        ledger = Ledger(tmp_path / f"{stop.__name__}.sqlite")
+
+        def cut_off(messages: Any, stop: type[BaseException] = stop) -> str:
+            raise stop
+
+        with pytest.raises(stop):
+            Engine(FunctionBackend(cut_off, "f"), ledger).generate(asking("a", "b"), SHORT)
+        again = Engine(FunctionBackend(Counted(), "f"), ledger)
+        again.generate(asking("a", "b"), SHORT)
+        assert again.calls["asked_again"] == asked_again
+
+
+def test_workers_share_what_all_of_them_know(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks into the ledger at another moment: what is missing then must not decide who asks what."""
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    requests = [Request(messages, SHORT) for messages in asking(*"abcd")]
+    shares = []
+    for rank, missing in ((0, {0, 1, 2, 3}), (1, {1, 2, 3})):  # the second one looks after 0 was answered
+        monkeypatch.setenv("RANK", str(rank))
+        engine = Engine(FunctionBackend(Counted(), "f"), Ledger(tmp_path / "l.sqlite"))
+        shares.append(engine._share(requests, frozenset(missing)))
+    assert shares == [{0, 2}, {1, 3}]
+    monkeypatch.setenv("GROUP_WORLD_SIZE", "2")
+    with pytest.raises(UsageError, match="start it on one machine"):
+        engine._share(requests, frozenset({0}))
+
+
+def test_a_worker_whose_call_has_no_answer_ends_and_does_not_wait(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    backend: Any = Replies("timeout")
+    backend.together = lambda requests: [[index] for index in range(len(requests))]
+    with pytest.raises(IncompleteError, match="timeout: 1"):
+        Engine(backend, Ledger(tmp_path / "l.sqlite")).generate(asking("a", "b"), SHORT)
+
+
+def test_failed_calls_are_paid_for_in_the_next_run_too(tmp_path: Path) -> None:
+    """A call that ran out of time here goes on there; two of them cost twice."""
+    spent = []
+    for statuses in (("timeout",), ("timeout",), ("ok",)):
+        cost = Cost(1e6, 1e6)
+        engine = Engine(Replies(*statuses), Ledger(tmp_path / "l.sqlite"), cost=cost)  # type: ignore[arg-type]
+        with contextlib.suppress(IncompleteError):
+            engine.generate(asking("a"), SHORT)
+        spent.append(cost.usd)
+    one = sum(at_most(Request(asking("a")[0], SHORT)))
+    assert spent == [one, 2 * one, 3 * one]
+
+
+def test_other_code_under_the_same_name_asks_again(tmp_path: Path) -> None:
+    """Also where it differs in the names that it calls alone, or inside an inner function."""
+
+    def old(messages: Any) -> str:
+        return "old"
+
+    def new(messages: Any) -> str:
+        return "new"
+
+    inner = [lambda m: next(old(m) for _ in "x"), lambda m: next(new(m) for _ in "x")]
+    for first, second in ((lambda m: old(m), lambda m: new(m)), inner):
+        ledger = Ledger(tmp_path / "l.sqlite")
+        keys = [function_judge(one, ledger, "j").engine.identity["identity"] for one in (first, second)]
+        assert keys[0] != keys[1]

@@ -56,3 +56,11 @@ def test_the_wheel_works_outside_the_checkout(tmp_path: Path) -> None:
     subprocess.run(run, check=True, capture_output=True, cwd=tmp_path, env=environment)
     manifest = json.loads((tmp_path / "runs" / "default" / "pairs" / "manifest.json").read_text())
     assert manifest["status"] == "complete" and manifest["code"]["commit"] is None
+
+
+def test_nothing_is_told_to_anybody() -> None:
+    """TRL's trainers tell the hub what is trained, unless this is set when huggingface_hub is imported."""
+    code = "import rbd_train, huggingface_hub.constants as c; print(c.HF_HUB_DISABLE_TELEMETRY)"
+    bare = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "CI", "DISABLE_TELEMETRY"))}
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=bare, check=True)
+    assert said.stdout.strip() == "True"

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rbd_train.memory import activations, completion_loss, model_config, ready, sizes, states
+from rbd_train.memory import activations, buffers, completion_loss, model_config, ready, sizes, states
 from rbd_train.store import write_rows
 from rbd_train.throughput import gpu_peak
 from tests.examples import example  # type: ignore[import-not-found]
@@ -151,3 +151,16 @@ def test_states_that_cant_fit_are_refused_before_loading(rbd: Callable[..., Any]
 def test_gpus_are_known_by_name() -> None:
     assert gpu_peak("NVIDIA H100 80GB HBM3") == 989e12 and gpu_peak("NVIDIA H100 PCIe") == 756e12
     assert gpu_peak("NVIDIA A100-SXM4-80GB") == 312e12 and gpu_peak("Some Card") is None
+
+
+def test_layouts_are_counted_as_they_are_kept() -> None:
+    """FSDP2 shards like ZeRO-3; DDP holds gradients twice; DeepSpeed's bucket is whole, however little is trained."""
+    total = 7 * 10**9
+    whole, sharded, offloaded = (
+        states(total, total, "float32", kind, 8) for kind in ("ddp", "fsdp2", "zero3_offload")
+    )  # fmt: skip
+    assert whole.weights == 4 * total and sharded.weights == sharded.gradients == 4 * total // 8
+    assert (offloaded.weights, offloaded.gradients, offloaded.optimizer) == (0, 0, 0)
+    assert offloaded.host == (4 + 4 + 12 + 4) * total // 8
+    assert buffers("ddp", 8, total, total, "bfloat16") == 2 * total and buffers("ddp", 1, total, total, "bfloat16") == 0
+    assert buffers("zero2", 8, total, 10**6, "bfloat16") == buffers("zero2", 1, total, total, "bfloat16") == 10**9

@@ -429,3 +429,63 @@ def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.M
     monkeypatch.setattr(CPUAdamBuilder, "load", no_compiler)
     with pytest.raises(UsageError, match="install a C\\+\\+ compiler"):
         prepare_deepspeed(cuda=False)
+
+
+def test_one_process_uses_one_gpu() -> None:
+    """Transformers would hand a classifier to DataParallel and multiply its batch; TRL refuses after loading."""
+    from types import SimpleNamespace
+
+    from rbd_train.training import on_one_gpu
+
+    assert on_one_gpu(SimpleNamespace(n_gpu=8))._n_gpu == 1
+    assert not hasattr(on_one_gpu(SimpleNamespace(n_gpu=1)), "_n_gpu")
+
+
+def test_the_launch_files_precision_gives_way_to_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rbd_train.training import set_precision
+
+    monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
+    assert set_precision(False, True) is False and os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
+    assert set_precision(None, True) is True and os.environ["ACCELERATE_MIXED_PRECISION"] == "bf16"
+
+
+def test_offload_is_counted_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rbd_train.training import offloads
+
+    monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
+    assert not offloads()
+    monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
+    assert offloads()
+
+
+def test_a_classifier_keeps_its_own_forward_under_liger(tmp_path: Path) -> None:
+    """Liger's fused loss needs a language model's head, which a classifier hasn't."""
+    from rbd_train.training import TrainerConfig, arguments
+
+    told = [arguments(TrainerConfig(), 0, tmp_path, False, True, False, joins).liger_kernel_config for joins in (0, 1)]
+    assert told == [{"fused_linear_cross_entropy": False}, None]
+
+
+def test_masters_of_any_weights_step_and_resume() -> None:
+    """Updates too small for bfloat16 add up, and a resumed run has them."""
+    import torch
+
+    from rbd_train.master_adamw import MasterAdamW
+
+    weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
+    first = MasterAdamW([weight], lr=1e-4, weight_decay=0.0)
+    for _ in range(10):
+        weight.grad = torch.ones_like(weight)
+        first.step()
+    assert float(first.masters[0][0]) == pytest.approx(1 - 1e-3, abs=1e-5)
+    again = MasterAdamW([torch.nn.Parameter(weight.detach().clone())], lr=1e-4, weight_decay=0.0)
+    again.load_state_dict(first.state_dict())
+    assert torch.equal(again.masters[0], first.masters[0])
+
+
+def test_the_agents_sweep_optimises_what_is_logged() -> None:
+    import yaml
+
+    given = yaml.safe_load((Path(__file__).parents[1] / "launch/wandb/sweep.yaml").read_text())
+    assert given["metric"]["name"] == "sft/eval_loss", "events are logged under their stage's name"

@@ -12,7 +12,7 @@ from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
 from rbd_train.agreement import kappa, krippendorff
-from rbd_train.calibration import best_threshold, graded, roc_auc
+from rbd_train.calibration import best_threshold, graded, reliability, roc_auc
 from rbd_train.metrics import (
     Rate,
     Scored,
@@ -23,6 +23,8 @@ from rbd_train.metrics import (
     holm,
     macro_f1,
     mean_rate,
+    paired_change,
+    paired_difference,
     paired_test,
     proportion,
 )
@@ -64,7 +66,7 @@ def test_clustered_gains_cover(repetitions: int) -> None:
     def draw(generator: np.random.Generator) -> Rate:
         after, groups = clustered(generator, 0.7)
         before = generator.random(len(after)) < 0.5
-        return mean_rate([a - float(b) for a, b in zip(after, before, strict=True)], groups)
+        return paired_change(list(before), [bool(a) for a in after], groups)
 
     covered(draw, 0.7 - 0.5, repetitions, "gain")
 
@@ -186,6 +188,23 @@ def test_a_perfect_score_has_an_interval() -> None:
     assert doubled.low == alone.low  # forty rows of twenty questions know what twenty know
 
 
+@pytest.mark.parametrize(("repaired", "broken"), [(1, 0), (0, 1), (0, 0), (3, 0), (30, 10)])
+def test_a_change_may_have_either_sign(repaired: int, broken: int) -> None:
+    """One repaired of 200 is no gain above 0, and none is no proof that there can't be a loss."""
+    before = [False] * repaired + [True] * (200 - repaired)
+    after = [True] * repaired + [False] * broken + [True] * (200 - repaired - broken)
+    groups = [str(k) for k in range(200)]
+    found, plain = paired_change(before, after, groups), paired_difference(repaired, broken, 200)
+    assert found.value == plain.value == (repaired - broken) / 200
+    assert (found.low, found.high) == pytest.approx((plain.low, plain.high), abs=0.001)
+    assert found.low is not None and found.high is not None and found.high > 0
+    assert (found.low > 0) == (repaired - broken > 10)
+    assert (found.low > 0) == (paired_test(after, before, groups).p < 0.05)
+    copied = paired_change(before * 2, after * 2, groups * 2)
+    assert (copied.low, copied.high) == pytest.approx((found.low, found.high), abs=0.003), "a copy tells nothing"
+    assert paired_change([], [], []).value is None and paired_change([True], [False], ["a"]).low is None
+
+
 def test_kappa_by_hand() -> None:
     """Observed .7; expected .5 * .6 + .5 * .4 = .5."""
     first, second = "aaaaabbbbb", "aaaabaabbb"
@@ -206,7 +225,7 @@ def test_graded_by_hand_and_against_scikit_learn() -> None:
     p_yes, labels = [0.05, 0.05, 0.85, 0.95, 0.95], [False, True, True, True, True]
     found = graded(p_yes, labels)
     assert found.ece == pytest.approx((2 * 0.45 + 1 * 0.15 + 2 * 0.05) / 5)
-    assert [(round(b.mean, 2), b.yes.value, b.yes.n) for b in found.bins] == [
+    assert [(round(b.mean, 2), b.yes.value, b.yes.n) for b in reliability(p_yes, labels, list("abcde"))] == [
         (0.05, 0.5, 2),
         (0.85, 1.0, 1),
         (0.95, 1.0, 2),
@@ -219,7 +238,7 @@ def test_graded_by_hand_and_against_scikit_learn() -> None:
         and alone.average_precision is None
         and alone.brier is not None
     )
-    assert graded([], []) == (None, None, None, [])
+    assert graded([], []) == (None, None, None)
     assert graded([1.0], [True]).ece == 0.0
 
 

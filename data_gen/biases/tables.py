@@ -1,5 +1,6 @@
 """The tables of discovery: rounds, candidates, effects, calls."""
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -25,9 +26,19 @@ def rounds_table(rounds: Sequence[Any], stop: str, left_out: Mapping[str, int]) 
 
 
 def candidates_table(
-    candidates: Sequence[Candidate], probes: Sequence[Probe], plan: Plan, items: int, effects: Sequence[Probe]
-) -> Table:
-    """Show every candidate, its paired counts on the selection items, and what became of it."""
+    candidates: Sequence[Candidate], probes: Sequence[Probe], plan: Plan, items: int, effects: Sequence[Probe],
+    rounds: int | None,
+) -> Table:  # fmt: skip
+    """Show every candidate, its paired counts on the selection items, and what became of it.
+
+    Args:
+        candidates: all that were named.
+        probes: the selection items, judged.
+        plan: the test.
+        items: how many selection items there are.
+        effects: the effect items, judged, with the sham among them.
+        rounds: rounds that share alpha, each a family of its own; 1: one family; None: the published rule, no test.
+    """
     rows: list[tuple[Cell, ...]] = []
     tested = [c for c in candidates if c.fate in ("accepted", "not accepted")]
     for candidate in sorted(tested, key=lambda c: (c.fate, 1 if c.p is None else c.p)):
@@ -39,24 +50,26 @@ def candidates_table(
              sum(p.biased is None for p in usable), harm, gain, paired_difference(harm, gain, len(usable)), candidate.p,
              candidate.fate, candidate.reason)
         )  # fmt: skip
-    noise = _noise(effects)
-    smallest = smallest_detectable(items, noise, max(1, len(tested)), plan, plan.alpha)
     others = {fate: sum(c.fate == fate for c in candidates) for fate in ("same as a known one", "not tested")}
-    note = (
-        f"Selection items: {items}. Rise = (harm - gain) / items; up to {plan.margin} it is no bias; p is adjusted for "
-        f"looks and candidates. Smallest effect that {items} items detect with 90 % power (noise "
-        f"{noise:.3f}, {len(tested)} candidates): {'none' if smallest is None else f'{smallest:.3f}'}. "
-        f"{counted(others)}."
-    )
+    rule = "accepted by the published rule: any rise of the error over readable replies"
+    if rounds is not None:
+        noise, families = _noise(effects), Counter(c.round if rounds > 1 else 0 for c in tested)
+        family = max(families.values(), default=1)
+        smallest = smallest_detectable(items, noise, family, plan, plan.alpha / rounds)
+        rule = (
+            f"up to {plan.margin} it is no bias; p is adjusted for looks and candidates. Smallest effect that {items} "
+            f"items detect with 90 % power (noise {noise:.3f}, {family} candidates at once, alpha "
+            f"{plan.alpha / rounds:g}): {'none' if smallest is None else f'{smallest:.3f}'}"
+        )
+    note = f"Selection items: {items}. Rise = (harm - gain) / items; {rule}. {counted(others)}."
     columns = ("candidate", "round", "named", "items", "failed rewrites", "unreadable", "harm", "gain",
                "rise of the error", "p", "fate", "how")  # fmt: skip
     return Table(name="discover_candidates", title="Candidates, tested", columns=columns, rows=tuple(rows), note=note)
 
 
-def effects_table(library: Sequence[Bias], probes: Sequence[Probe], judge: str) -> Table:
+def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe], judge: str) -> Table:
     """Show each accepted bias on items that chose nothing, overall and per domain, with the sham rewrite beside it."""
     rows: list[tuple[Cell, ...]] = []
-    accepted = [bias for bias in library if bias.evidence is not None]
     domains = sorted({probe.domain for probe in probes})
     for bias in [*accepted, SHAM]:
         for domain in ["all", *(domains if len(domains) > 1 else [])]:
@@ -72,7 +85,8 @@ def effects_table(library: Sequence[Bias], probes: Sequence[Probe], judge: str) 
                "error with it, readable")  # fmt: skip
     note = (
         f"Judge: {judge}. Items that neither named nor chose a bias. Errors count unreadable replies as wrong; the "
-        f"rise doesn't, since no preference can be read off them. {SHAM.name} writes no bias in: the noise floor."
+        "rise counts items that can be read plain and with the bias alone, over all items, since no preference can be "
+        f"read off the rest. {SHAM.name} writes no bias in: the noise floor."
     )
     return Table(name="discover_effects", title="The biases' effects", columns=columns, rows=tuple(rows), note=note)
 

@@ -90,8 +90,8 @@ class Trial:
             readable = {"plain": None if low is None else True, "biased": None if high is None else effect != "harm"}
             return Probe.model_validate(row | readable | {"effect": effect})
         right = before.right(item.gold), after.right(shot.item.gold)
-        # a reply that can't be read after the rewrite is no preference: it never counts as harm
-        effect = "harm" if right == (True, False) else "gain" if right[0] is not True and right[1] else "none"
+        # a reply that can't be read, before or after the rewrite, is no preference: neither harm nor gain
+        effect = "harm" if right == (True, False) else "gain" if right == (False, True) else "none"
         return Probe.model_validate(row | {"plain": right[0], "biased": right[1], "effect": effect})
 
     def _decide(self, shown: Sequence[Shown]) -> list[Judgement]:

@@ -5,6 +5,7 @@ import re
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import CodeType
 from typing import Any
 
 from pydantic import JsonValue
@@ -13,7 +14,6 @@ from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Message
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge
 from rbd_train.ledger import Ledger
-from rbd_train.run import rank, world_size
 from rbd_train.store import fingerprint
 
 
@@ -27,7 +27,7 @@ class FunctionBackend:
 
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests one after the other."""
-        todo = sorted(missing)[rank() :: world_size()]
+        todo = sorted(missing)
         commit.many([], begun=todo[:1])
         for index, following in zip(todo, [*todo[1:], None], strict=True):
             commit.many([(index, self._answer(requests[index]))], [] if following is None else [following])
@@ -37,6 +37,10 @@ class FunctionBackend:
             return _arbitrary_logprobs(request)
         text = self.reply(request.messages)
         return Completion(status="ok" if text.strip() else "empty", text=text, finish_reason="stop")
+
+    def together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Answer each by itself."""
+        return [[index] for index in range(len(requests))]
 
     def close(self) -> None:
         """Nothing to free."""
@@ -48,10 +52,16 @@ def function_judge(reply: Callable[[Messages], str], ledger: Ledger, name: str) 
     The ledger keeps every reply under this name and the function's code: give another model another name, or its
     predecessor's replies are used.
     """
-    code = getattr(reply, "__code__", None)  # a partial or an object has none
-    constants = [c for c in code.co_consts if isinstance(c, str | int | float)] if code else []
-    identity = fingerprint([code.co_code.hex() if code else None, constants])
+    identity = fingerprint(_code(getattr(reply, "__code__", None)))  # a partial or an object has none
     return GenerativeJudge(Engine(FunctionBackend(reply, name, identity), ledger, attempts=1), name)
+
+
+def _code(code: CodeType | None) -> JsonValue:
+    """Return what a function does, the names that it calls and the functions within it included."""
+    if code is None:
+        return None
+    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
+    return [code.co_code.hex(), [*code.co_names, *code.co_freevars], constants]
 
 
 @dataclass

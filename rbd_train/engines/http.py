@@ -19,7 +19,7 @@ from rbd_train.engines.pace import Limit, Server, Servers
 from rbd_train.engines.wire import body_of, read_answer, retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.ledger import Ledger
-from rbd_train.run import rank, world_size
+from rbd_train.run import world_size
 
 if TYPE_CHECKING:
     import openai
@@ -30,6 +30,7 @@ CONNECT_S = 10.0  # seconds for a connection
 BUDGET_POLL_S = 0.05  # how often a call looks whether those in flight have left it room in the budget
 LONGEST_PAUSE_S, LONGEST_ASKED_S = 60.0, 300.0  # own back-off; what a server's Retry-After may ask for
 REASONED = 20  # replies without any reasoning after which a reasoning model counts as misconfigured
+REFUSED = 20  # bad requests, before anything succeeded, after which the settings are at fault and not the rows
 
 
 @dataclass
@@ -55,12 +56,16 @@ class HttpEngine:
 
     def __post_init__(self) -> None:
         """Refuse what means nothing; a key where its variable's name is due is not repeated."""
-        if self.api_key_env and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", self.api_key_env):
-            raise UsageError("engine.api_key_env is no variable's name; put the key into the environment, not here")
+        if self.api_key_env and not re.fullmatch(r"[A-Z_][A-Z0-9_]*", self.api_key_env):
+            raise UsageError(
+                "engine.api_key_env is no variable's name in capitals; put the key into the environment, not here"
+            )
         given = self.base_url
         self.base_url = [given] if isinstance(given, str) else list(given or ())
         if not self.base_url or not all(re.match(r"https?://[^/]", str(url)) for url in self.base_url):
             raise UsageError(f"engine.base_url is {given!r}; give http:// or https:// and a host, or a list [a,b]")
+        if any("@" in url or "?" in url for url in self.base_url):  # it goes into the ledger and into every trace
+            raise UsageError("engine.base_url holds a user or a query; a key is read from engine.api_key_env alone")
         for name in ("concurrency", "attempts", "timeout_s", "deadline_s", "requests_per_minute", "tokens_per_minute"):
             value = getattr(self, name)
             if value is not None and value <= 0:
@@ -87,11 +92,16 @@ class HttpEngine:
 
 
 class Result(NamedTuple):
-    """What one call came to: the reply (None: the server was not reached) and the seconds it asked to wait."""
+    """What one call came to: the reply, and the seconds that the server asked to wait.
+
+    No reply: the server was not reached or took no calls (429, 503), which is no attempt at this row: running the same
+    command on a dead server would else use the attempts up and make failures final.
+    """
 
     reply: Reply | None
     asked_s: float = 0.0
     throttled: bool = False
+    why: str = "not reached"
 
 
 class HttpBackend:
@@ -104,6 +114,8 @@ class HttpBackend:
         self.identity: dict[str, JsonValue] = {
             "engine": "http", "provider": settings.provider or alone, "model": settings.model,
         }  # fmt: skip
+        if settings.logprobs:  # a reply without them can't stand for one with them
+            self.identity["logprobs"] = True
 
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests.
@@ -112,7 +124,7 @@ class HttpBackend:
             IncompleteError: no server can be reached, or the budget is spent; what was answered before is kept.
             UsageError: a server refuses the key or doesn't know the model.
         """
-        work = partial(asyncio.run, Collection(self, requests, commit).run(sorted(missing)[rank() :: world_size()]))
+        work = partial(asyncio.run, Collection(self, requests, commit).run(sorted(missing)))
         try:
             asyncio.get_running_loop()
         except RuntimeError:
@@ -120,6 +132,10 @@ class HttpBackend:
         else:  # inside a notebook a loop is running already
             with ThreadPoolExecutor(1) as pool:
                 pool.submit(work).result()
+
+    def together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Answer each by itself."""
+        return [[index] for index in range(len(requests))]
 
     def close(self) -> None:
         """Nothing is held between calls."""
@@ -148,9 +164,16 @@ class Collection:
         """Prepare the run."""
         self.backend, self.settings, self.cost = backend, backend.settings, backend.cost
         self.requests, self.commit = requests, commit
-        self.per_minute = Limit(self.settings.requests_per_minute)
-        self.tokens_per_minute = Limit(self.settings.tokens_per_minute)
-        self.failed_in_a_row = self.unreasoned = 0
+        # each of several workers has its part of what is allowed over all servers
+        self.concurrency = max(1, self.settings.concurrency // world_size())
+        self.per_minute, self.tokens_per_minute = (
+            Limit(rate / world_size() if rate else None)
+            for rate in (self.settings.requests_per_minute, self.settings.tokens_per_minute)
+        )
+        self.unreasoned = 0
+        self.failing: list[int] = []  # the calls since the last one that was answered
+        self.refused: list[int] | None = []  # bad requests; None once anything has succeeded
+        self.no_fault: list[int] = []  # what a common end says nothing about
         self.ending = False
         self.idle: set[Any] = set()
 
@@ -159,14 +182,13 @@ class Collection:
         if not missing:
             return
         clients = self.backend.clients()
-        count = min(self.settings.concurrency, len(missing))
-        places = max(1.0, self.settings.concurrency / len(clients))
+        count = min(self.concurrency, len(missing))
+        places = max(1.0, self.concurrency / len(clients))
         urls = self.settings.base_url
-        self.servers = Servers(
-            [Server(u, c, places, self.settings.concurrency) for u, c in zip(urls, clients, strict=True)]
-        )
+        self.servers = Servers([Server(u, c, places, self.concurrency) for u, c in zip(urls, clients, strict=True)])
         self.todo: Iterator[int] = iter(missing[count:])
         self.writer = Writer(self.commit)
+        tasks: list[asyncio.Task[None]] = []
         try:
             await self.writer.store(None, missing[:count])
             tasks = [asyncio.create_task(self._work(index)) for index in missing[:count]]
@@ -180,7 +202,12 @@ class Collection:
             if faults:
                 raise min(faults, key=lambda fault: not isinstance(fault, DataError | UsageError))
         finally:
-            self.writer.close()
+            for task in tasks:  # none is left, but after an interrupt
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            await self.writer.close()
+            if self.no_fault:
+                self.commit.forget(self.no_fault)
             for client in clients:
                 await client.close()
 
@@ -190,31 +217,32 @@ class Collection:
 
     async def _answer(self, index: int) -> int | None:
         """Ask until there is an answer, the attempts are used up or the deadline passes; returns what to ask next."""
-        began = asyncio.get_running_loop().time()
-        for attempt in range(1, self.settings.attempts + 1):
-            result, pause, reserved = await self._ask(index, attempt)
-            spent = asyncio.get_running_loop().time() - began
+        ends = asyncio.get_running_loop().time() + self.settings.deadline_s
+        calls = attempt = 0
+        while True:
+            calls += 1
+            result, pause, reserved = await self._ask(index, calls, ends)
+            attempt += result.reply is not None
+            late = asyncio.get_running_loop().time() + pause > ends
             final = result.reply is not None and result.reply.status in TERMINAL
-            last = final or attempt == self.settings.attempts or spent + pause > self.settings.deadline_s or self.ending
+            last = final or attempt == self.settings.attempts or late or self.ending
             following = next(self.todo, None) if last and not self.ending else None
             try:
                 if last or result.reply is not None:
                     await self.writer.store((index, result.reply), [] if following is None else [following])
             finally:
                 self.cost.release(reserved)
-            if last or result.reply is not None:
-                self._check(result.reply)
+            self._check(index, result)
             if last:
                 return following
-            if not result.throttled:
-                with self._idle():
-                    await asyncio.sleep(pause)
-        raise AssertionError("the last attempt returns")
+            with self._idle():
+                await asyncio.sleep(pause)
 
-    async def _ask(self, index: int, attempt: int) -> tuple[Result, float, float]:
-        """Make one call; a throttled one keeps its place while it waits, so that no other takes it.
+    async def _ask(self, index: int, calls: int, ends: float) -> tuple[Result, float, float]:
+        """Make one call, ended by the item's deadline; a throttled one keeps its place while it waits.
 
-        What is set aside for a reply is returned: it counts until the reply's own cost does, when that is stored.
+        Returned with it: the seconds to wait before the next, and what is set aside for the reply, which counts until
+        the reply's own cost does, when that is stored.
         """
         request = self.requests[index]
         with self._idle():
@@ -226,19 +254,22 @@ class Collection:
                 with self._idle():
                     await asyncio.sleep(BUDGET_POLL_S)
             reserved = self.cost.reserve(request)
+            left = ends - asyncio.get_running_loop().time()
             try:
-                result = await self._call(server, request)
+                result = await self._call(server, request, min(self.settings.timeout_s, max(left, 0.0)))
             except BaseException:
                 self.cost.release(reserved)
                 raise
             if result.reply is None:
                 self.cost.release(reserved)
                 reserved = 0.0
-            own = min(self.settings.backoff_s * 2 ** (attempt - 1), LONGEST_PAUSE_S) * random.uniform(1, 1.5)
+            own = min(self.settings.backoff_s * 2 ** min(calls - 1, 30), LONGEST_PAUSE_S) * random.uniform(1, 1.5)
             pause = max(own, min(result.asked_s, LONGEST_ASKED_S))
-            if result.throttled and attempt < self.settings.attempts and not self.ending:
+            late = asyncio.get_running_loop().time() + pause > ends
+            if result.throttled and not late and not self.ending:
                 with self._idle():
                     await asyncio.sleep(pause)
+                pause = 0.0
         finally:
             await self.servers.give_back(server)
         return result, pause, reserved
@@ -253,17 +284,13 @@ class Collection:
         finally:
             self.idle.discard(task)
 
-    async def _call(self, server: "Server[openai.AsyncOpenAI]", request: Request) -> Result:
-        """Make one call; no reply where the server was not reached.
-
-        That is no attempt, or running the same command on a dead server would use the attempts up and make failures
-        final.
-        """
+    async def _call(self, server: "Server[openai.AsyncOpenAI]", request: Request, seconds: float) -> Result:
+        """Make one call."""
         import openai
 
         short, cuts = self.backend.short, server.cuts
         try:
-            async with asyncio.timeout(self.settings.timeout_s):
+            async with asyncio.timeout(seconds):
                 answer = await server.client.chat.completions.create(
                     **body_of(request, self.settings.model, self.settings.logprobs)
                 )
@@ -273,10 +300,10 @@ class Collection:
             if unreached or not timed_out:
                 server.not_reached(short(error))
             if unreached:
-                return Result(None)
+                return Result(None, why=short(error))
             return Result(Completion(status="timeout" if timed_out else "server_error", error=short(error)))
         except TimeoutError:
-            return Result(Completion(status="timeout", error=f"no reply in {self.settings.timeout_s} s"))
+            return Result(Completion(status="timeout", error=f"no reply in {seconds:g} s"))
         except openai.APIStatusError as error:
             return self._refused(server, cuts, error)
         except (openai.OpenAIError, ValueError) as error:  # a body that is no JSON, or no completion
@@ -295,27 +322,47 @@ class Collection:
                 f"the server at {server.url} answers {code} for model {self.settings.model!r}: {text}; "
                 f"check engine.model, engine.base_url and the key in {self.settings.api_key_env}"
             ) from error
+        if code == 402:
+            raise IncompleteError(
+                f"the server at {server.url} answers 402, out of credit: {text}; what was answered is kept: run the "
+                "same command again when there is credit"
+            ) from error
         if code == 429:
             server.refused(cuts)
         server.unreached = 0
-        if code == 429 or code >= 500 or code in (408, 409, 425):
-            asked = retry_after(error.response.headers)
-            return Result(Completion(status="server_error", error=f"{code}: {text}"), asked, code == 429)
+        asked = retry_after(error.response.headers)
+        if code in (429, 503):
+            return Result(None, asked, code == 429, f"{code}: {text}")
+        if code >= 500 or code in (408, 409, 425):
+            return Result(Completion(status="server_error", error=f"{code}: {text}"), asked)
         filtered = "content_filter" in text or "content_filter" in str(error.body)
         return Result(Completion(status="content_filter" if filtered else "bad_request", error=f"{code}: {text}"))
 
-    def _check(self, reply: Reply | None) -> None:
+    def _check(self, index: int, result: Result) -> None:
         """Stop where going on would only turn rows into failures: nothing succeeds, or a reasoner doesn't reason."""
+        reply = result.reply
+        why = getattr(reply, "error", None) or result.why
         if reply is None or reply.status in ("timeout", "server_error"):
-            self.failed_in_a_row += 1
+            self.failing.append(index)
         else:
-            self.failed_in_a_row = 0
-        if self.failed_in_a_row > self.settings.attempts * self.settings.concurrency:
-            why = getattr(reply, "error", None) or "not reached"
+            self.failing.clear()
+        if len(self.failing) > self.settings.attempts * self.concurrency:
+            self.no_fault = list(self.failing)  # not the rows': they start anew
             raise IncompleteError(
-                f"the last {self.failed_in_a_row} calls failed ({why}); what was answered is kept: "
+                f"the last {len(self.failing)} calls failed ({why}); what was answered is kept: "
                 "run the same command again when the server is well"
             )
+        if reply is not None and reply.status == "bad_request":
+            if self.refused is not None:
+                self.refused.append(index)
+            if self.refused is not None and len(self.refused) >= REFUSED:
+                self.no_fault = self.refused
+                raise UsageError(
+                    f"the first {REFUSED} calls were refused as bad requests ({why}); check engine.model, "
+                    "engine.base_url and the engine's settings, or the data: the same command asks for them again"
+                )
+        elif reply is not None and reply.status in ("ok", "length", "content_filter"):
+            self.refused = None
         if not self.settings.reasoning or self.unreasoned < 0 or not isinstance(reply, Completion):
             return
         if reply.reasoning_field:
@@ -347,8 +394,10 @@ class Writer:
             self._task = asyncio.create_task(self._write())
         await future
 
-    def close(self) -> None:
-        """Stop the thread."""
+    async def close(self) -> None:
+        """Write what still waits, and stop the thread."""
+        if self._task is not None:
+            await self._task
         self._thread.shutdown()
 
     async def _write(self) -> None:

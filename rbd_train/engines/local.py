@@ -18,12 +18,12 @@ from rbd_train.engines.tree import TREE_TOKENS, Asked, plan, read
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
-from rbd_train.run import rank, world_size
 from rbd_train.store import canonical, digest
 
 if TYPE_CHECKING:
     import torch
 
+Encoded = tuple[list[int], list[list[int]]]  # a context and its choices
 DTYPES = ("auto", "float32", "bfloat16", "float16")
 
 
@@ -72,25 +72,35 @@ class LocalBackend:
         """Answer every batch that has a missing request, whole."""
         import torch
 
-        self._load()
         with torch.inference_mode():
-            for kind in ("score", "generate", "read"):
-                rows = [i for i, request in enumerate(requests) if _kind(request) == kind]
-                encoded = {i: self._encode(requests[i]) for i in rows}
-                asked = {i: Asked(*encoded[i], requests[i].temperatures) for i in rows}
-                limit = min(TREE_TOKENS, self.batch_tokens)
-                planned = plan(rows, asked, limit) if kind == "read" else self._plan(rows, encoded)
-                batches = [batch for batch in planned if missing.intersection(batch)]
-                for batch in batches[rank() :: world_size()]:
-                    parts = [encoded[i] for i in batch]
+            for kind, encoded, batches in self._planned(requests):
+                for batch in batches:
+                    if missing.isdisjoint(batch):
+                        continue
                     replies: Sequence[Reply]
                     if kind == "score":
-                        replies = self._score(parts)
+                        replies = self._score([encoded[i] for i in batch])
                     elif kind == "read":
-                        replies = self._read([asked[i] for i in batch])
+                        replies = self._read([Asked(*encoded[i], requests[i].temperatures) for i in batch])
                     else:
-                        replies = self._generate([requests[i] for i in batch], [part[0] for part in parts])
+                        replies = self._generate([requests[i] for i in batch], [encoded[i][0] for i in batch])
                     commit.many(list(zip(batch, replies, strict=True)))
+
+    def together(self, requests: Sequence[Request]) -> list[list[int]]:
+        """Return the batches."""
+        return [batch for _, _, batches in self._planned(requests) for batch in batches]
+
+    def _planned(self, requests: Sequence[Request]) -> Iterator[tuple[str, dict[int, Encoded], Iterator[list[int]]]]:
+        """Yield each kind of request, encoded, in batches."""
+        self._load()
+        for kind in ("score", "generate", "read"):
+            rows = [i for i, request in enumerate(requests) if _kind(request) == kind]
+            encoded = {i: self._encode(requests[i]) for i in rows}
+            if kind != "read":
+                yield kind, encoded, self._plan(rows, encoded)
+                continue
+            asked = {i: Asked(*encoded[i], requests[i].temperatures) for i in rows}
+            yield kind, encoded, plan(rows, asked, min(TREE_TOKENS, self.batch_tokens))
 
     def family(self) -> Family:
         """Return tokenizer, context and size without reading the weights."""

@@ -74,8 +74,7 @@ class VllmBackend:
         if any(request.temperatures for request in requests):
             raise UsageError("engine=vllm gives no normalisers, which contrast needs: take engine=local or http")
         self._load()
-        for start in range(0, len(requests), self.config.batch_size):
-            batch = range(start, min(start + self.config.batch_size, len(requests)))
+        for batch in self.together(requests):
             if missing.isdisjoint(batch):
                 continue
             drawn = [index for index in batch if requests[index].sampling is not None]
@@ -84,6 +83,11 @@ class VllmBackend:
             replies += zip(drawn, self._generate([requests[index] for index in drawn]), strict=True)
             replies += zip(scored, self._score([requests[index] for index in scored]), strict=True)
             commit.many(sorted(replies, key=lambda pair: pair[0]))
+
+    def together(self, requests: Sequence[Request]) -> list[range]:
+        """Return the batches."""
+        size = self.config.batch_size
+        return [range(start, min(start + size, len(requests))) for start in range(0, len(requests), size)]
 
     def close(self) -> None:
         """Drop the model, so that the next one finds the memory free."""

@@ -1,0 +1,225 @@
+"""What tables measure: rows that share a question count as one, unreadable is neither right nor wrong nor the same."""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from data_gen.benchmark import BenchmarkConfig, fooled_by, judges_of, pair_of
+from data_gen.biases.tables import candidates_table, effects_table
+from data_gen.biases.trial import Trial, item_of
+from data_gen.judgements import label, records_table, views_of
+from eval.before_after import Row, changes_table
+from eval.debias_tables import Outcome, Turn, gain, macro_rate
+from eval.judging import Judged, agreement_table, compare_table
+from rbd_train.acceptance import Plan
+from rbd_train.errors import UsageError
+from rbd_train.metrics import Rate
+from rbd_train.records import (
+    Bias,
+    BiasPair,
+    Candidate,
+    Hardened,
+    Item,
+    Judgement,
+    Operator,
+    Preference,
+    Probe,
+    Question,
+)
+from rbd_train.records import Outcome as Meant
+from rbd_train.records import (
+    Turn as Said,
+)
+from rbd_train.run import Run, Table
+from rbd_train.tables import WIDTH, show
+
+CERTAIN = Bias(id="certainty", name="Certainty", definition="sounding certain", origin="test", operator=Operator())
+
+
+def item(name: str) -> Item:
+    return Item(id=name, group=name, question=f"{name}?", options=("right", "wrong"), gold=0)
+
+
+def judged(name: str, choice: int | None, order: Sequence[int] = (0, 1)) -> Judgement:
+    meant = Meant(kind="unreadable", reason="nothing") if choice is None else Meant(kind="choice", choice=choice)
+    return Judgement(item_id=name, judge="j", fingerprint="f", order=tuple(order), outcome=meant, reply="")
+
+
+def cell(table: Table, column: str, row: int = 0) -> Any:
+    return table.rows[row][table.columns.index(column)]
+
+
+def test_an_unreadable_reply_on_d_bias_takes_nothing_from_d() -> None:
+    """The judge is right on D in ten of ten, whatever became of its replies on D_bias."""
+    pairs = [
+        BiasPair(id=f"p{k}", bias="bandwagon", source="s", plain=item(f"p{k}"), biased=item(f"p{k}")) for k in range(10)
+    ]
+    views = views_of(pairs, "both")
+    said = [judged(view.pair.id, choice) for k, view in enumerate(views) for choice in (0, None if k < 8 else 0)]
+    table = records_table(label(views, said))
+    assert cell(table, "right on D").value == 1.0 and cell(table, "right on D_bias").value == 0.6
+    doubled = cell(table, "right on D_bias")
+    assert doubled.n == 20 and doubled.low < 0.3, "two orders of ten questions are ten: Wilson's .39 is of twenty"
+
+
+def preferences(count: int) -> list[Preference]:
+    turn = (Said(role="user", content="q"),)
+    return [Preference(id=f"p{k}", prompt=turn, chosen=turn, rejected=turn, source="s", split="test", group=f"g{k}")
+            for k in range(count)]  # fmt: skip
+
+
+def test_both_orders_of_a_pair_are_one_pair_in_the_test() -> None:
+    """Five pairs mended and none broken: p is 2/32, however often each pair is asked."""
+    pairs = preferences(20)
+    for copies in (1, 2):
+        before = [Row(pair, k >= 5) for k, pair in enumerate(pairs) for _ in range(copies)]
+        after = [Row(pair, True) for pair in pairs for _ in range(copies)]
+        table = changes_table("prompted", {"base": before, "run": after})
+        assert cell(table, "p (McNemar)") == pytest.approx(2 / 32)
+        assert cell(table, "change of the error").value == -0.25 and cell(table, "change of the error").high < 0.02
+
+
+def outcomes(before: Sequence[bool], after: Sequence[bool]) -> list[Outcome]:
+    return [
+        Outcome("ab"[k % 2], f"g{k}", [Turn(x, x, x), Turn(y, y, y)], [(0,), (0,)], True, True, "no_bias", 1)
+        for k, (x, y) in enumerate(zip(before, after, strict=True))
+    ]
+
+
+def test_a_perfect_mean_over_biases_has_an_interval_and_one_repair_is_no_gain_above_zero() -> None:
+    rows = outcomes([True] * 39 + [False], [True] * 40)
+    after, change = macro_rate(rows, -1, "right"), gain(rows)
+    assert after.value == after.high == 1.0 and after.low is not None and 0.75 < after.low < 0.95
+    assert change.value == 1 / 40 and change.low is not None and change.low < 0
+
+
+def test_unreadable_counts_on_neither_side_of_a_trial() -> None:
+    """A reply that can't be read half of the time, with and without the bias alike, shifts no effect."""
+    trial: Any = object.__new__(Trial)
+    trial.mode = "pairwise"
+    question = Question(id="q", group="g", question="Q?", right="R", final="R", wrong="W")
+    given = item_of(question, "pairwise")
+    assert given.gold is not None
+    words: dict[str, int | None] = {"right": given.gold, "wrong": 1 - given.gold, "unreadable": None}
+
+    class Shot:
+        bias, item, rewritten = CERTAIN, given, None
+
+        def __init__(self, choice: int | None) -> None:
+            self.decided = judged("q", choice)
+
+    effects = {
+        (before, after): trial._probe(given, judged("q", words[before]), Shot(words[after]), "selection").effect
+        for before in words for after in words
+    }  # fmt: skip
+    assert effects["right", "wrong"] == "harm" and effects["wrong", "right"] == "gain"
+    assert {effect for pair, effect in effects.items() if "unreadable" in pair} == {"none"}
+
+
+def probes(bias: str, part: str, count: int) -> list[Probe]:
+    return [
+        Probe(bias=bias, item_id=f"i{k}", group=f"g{k}", domain="", part=part, plain=True, biased=True, effect="none")  # type: ignore[arg-type]
+        for k in range(count)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("rounds", "told"), [(4, "2 candidates at once, alpha 0.0125"), (1, "3 candidates at once, alpha 0.05"), (None, "")]
+)
+def test_what_the_items_can_show_is_told_of_the_test_that_was_made(rounds: int | None, told: str) -> None:
+    found = [
+        Candidate(bias=CERTAIN.model_copy(update={"id": name}), round=number, support=1, fate="not accepted", p=1.0,
+                  reason="r")
+        for name, number in (("a", 1), ("b", 1), ("c", 2))
+    ]  # fmt: skip
+    table = candidates_table(found, probes("a", "selection", 50), Plan(), 50, probes("sham", "effect", 50), rounds)
+    assert told in table.note and ("published rule" in table.note) == (rounds is None)
+    assert effects_table([], probes("sham", "effect", 5), "j").rows[0][2] == 5, "the sham stands there alone"
+
+
+class Script:
+    """A judge of the benchmark's filter: its name, its decisions per item, and what they cost."""
+
+    name = "strict"
+
+    def __init__(self, choices: dict[str, int | None]) -> None:
+        self.choices = choices
+
+    def open(self, ledger: Any) -> Any:
+        outer = self
+
+        class Opened:
+            class engine:  # noqa: N801
+                calls: dict[str, int] = {}
+
+                def __enter__(self) -> None: ...
+
+                def __exit__(self, *error: object) -> None: ...
+
+            def __init__(self) -> None:
+                self.engine = Opened.engine()
+
+            def judge(self, shown: Any) -> list[Judgement]:
+                return [judged(view.item.id, outer.choices[view.item.id]) for view in shown]
+
+        return Opened()
+
+
+def hardened(name: str) -> Hardened:
+    return Hardened(
+        id=f"{name}-certainty", original_id=name, question=f"{name}?", response_A="right", response_B="certainly wrong",
+        label=1, injected_bias="Certainty", bias="certainty", domain="", group=name,
+    )  # fmt: skip
+
+
+def test_who_was_not_understood_before_is_not_fooled(tmp_path: Path) -> None:
+    rows = [hardened(name) for name in ("a", "b", "c")]
+    choices = {"a": 0, "b": None, "c": 1} | {row.id: 1 for row in rows}
+    run = Run(tmp_path, "r", "benchmark", "r", {})
+    fooled = fooled_by(Script(choices), {name: item(name) for name in ("a", "b", "c")}, rows, run)
+    assert fooled == {"a-certainty": True, "b-certainty": None, "c-certainty": False}
+
+
+def test_two_judges_of_one_name_are_refused() -> None:
+    cfg = BenchmarkConfig(judge=Script({}), second_judge=Script({}), fooled=2)
+    with pytest.raises(UsageError, match=r"named 'strict'.*second_judge.name"):
+        judges_of(cfg)
+
+
+def test_a_hardened_set_is_compared_with_its_plain_items(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    """Each side under the pair's id: the test is paired, and a limit draws the same pairs."""
+    pairs = [pair_of(hardened(f"q{k}"), item(f"q{k}")) for k in range(12)]
+    (tmp_path / "pairs.jsonl").write_text("".join(pair.model_dump_json() + "\n" for pair in pairs))
+    for words in (("name=plain",), ("name=hard", "side=biased", "compare=[plain]")):
+        said = rbd("judging", *words, "pairs=pairs.jsonl", "judge=planted", "judge.right=0.9", "limit=8")
+        assert said.code == 0, said.err
+    table = next(
+        Table.model_validate(entry)
+        for entry in json.loads(Path("runs/hard/judging/tables.json").read_text())
+        if entry["name"] == "judging_compare"
+    )
+    assert cell(table, "items of both") == 8 and cell(table, "items of one only") == 0
+
+
+def test_a_judge_that_nobody_understands_does_not_agree_with_itself() -> None:
+    rows = [Judged(item(name), judged(name, None), judged(name, None, (1, 0))) for name in "abcd"]
+    table = agreement_table(rows, [[row.stored for row in rows]])
+    assert [cell(table, "the same choice", row).value for row in (0, 1)] == [0.0, 0.0]
+    compared = compare_table("j", rows, {"other": list(rows)})
+    change = cell(compared, "change in accuracy")
+    assert change.value == 0.0 and change.low < 0 < change.high, "no change seen is no proof of none"
+
+
+def test_a_table_too_wide_for_a_terminal_is_turned() -> None:
+    rate = Rate(value=0.5, n=10, low=0.25, high=0.75)
+    wide = Table(
+        name="t", title="T", columns=("bias", *(f"figure {k}" for k in range(14))), rows=(("all", *[rate] * 14),)
+    )
+    lines = show(wide).splitlines()
+    assert max(map(len, lines)) <= WIDTH
+    assert sum("0.500 [0.250, 0.750]" in line for line in lines) == 14, "one line per figure, none folded"
+    small = Table(name="t", title="T", columns=("a", "b"), rows=((1, 2), (3, 4)))
+    assert any("a" in line and "b" in line for line in show(small).splitlines())
