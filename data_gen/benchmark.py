@@ -31,6 +31,7 @@ from rbd_train.records import Bias, BiasPair, Dropped, Hardened, Item, Judgement
 from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.sources.table import table_rows
 from rbd_train.store import write_whole
+from rbd_train.tables import plain_cell
 
 JUDGES = ("judge", "second_judge", "third_judge")
 VERDICTS = ("A", "B", "neither", "unclear")
@@ -210,7 +211,8 @@ def review_sheet(rows: Sequence[Hardened]) -> str:
     writer.writerow(["id", "question", "answer_A", "answer_B", f"better ({', '.join(VERDICTS)})"])
     for row in rows:
         options = (row.response_A, row.response_B)
-        writer.writerow([row.id, row.question, *(options[k] for k in review_order(row.id)), ""])
+        texts = (row.question, *(options[k] for k in review_order(row.id)))
+        writer.writerow([row.id, *map(plain_cell, texts), ""])
     return buffer.getvalue()
 
 

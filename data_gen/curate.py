@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from data_gen.card import card, confounding_table, trl_rows
 from data_gen.screening import contaminated, leak, missing_part, near_twins, surplus
@@ -212,12 +212,22 @@ def leave_card(run: Run, kept: Curated, hub: str | None) -> None:
     judges = confounding_table([*kept.train, *kept.test])
     run.table(judges)
     run.write("trl.jsonl", trl_rows(kept.train))
-    facts = (read_manifest(run.root / run.source / "pairs") or {}).get("facts", {})
+    facts = facts_of_pairs(run)
     if run.main:
         write_whole(run.folder / "README.md", card(kept.train, kept.test, kept.dropped, facts, judges))
     run.note_output("README.md")
     if hub is not None and run.main:
         upload(hub, "dataset", run.folder, ["README.md", "train.jsonl", "test.jsonl", "trl.jsonl"])
+
+
+def facts_of_pairs(run: Run) -> dict[str, Any]:
+    """Return what the stage that made the judged pairs noted of its source; nothing where others were judged."""
+    judged = read_manifest(run.root / run.source / "judgements") or {}
+    pairs = run.root / run.source / "pairs"
+    made = read_manifest(pairs) or {}
+    entry = made.get("outputs", {}).get("pairs.jsonl", {"sha256": None})
+    known = {read["sha256"] for read in judged.get("inputs", {}).values()}
+    return dict(made.get("facts", {})) if entry["sha256"] in known else {}
 
 
 def counts_table(

@@ -228,7 +228,7 @@ def one_round(
     views = [(shot.item, preferred(shot.item, shot.decided)) for shot, _ in wrong if shot.decided is not None]
     grounds = explained(trial.judge, views, cfg.explain_tokens) if cfg.deeper else [()] * len(views)
     names, rejects = named(trial.judge, trial.writer, views, grounds, cfg.explain_tokens)
-    outcome = merged(trial.writer, names, [*library, *rejected], number)
+    outcome = merged(trial.writer, names, library, number, rejected)
     told.extend(outcome.same)
     kept, rest = outcome.new[: cfg.max_candidates], outcome.new[cfg.max_candidates :]
     told.extend(

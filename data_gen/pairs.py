@@ -220,12 +220,14 @@ def with_wrong_answers(
 
 def wrong_answer_fault(text: str, gold: str) -> str:
     """Say why a weak answer can't serve as a wrong one; empty if it can. 57 of 500 published ones are right."""
-    numbers = [_number(found) for found in re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)]
+    numbers, right = _numbers(text), _numbers(gold)
+    if not right:
+        return "the right answer has no number to check it by"
     if not numbers:
         return "no number in it"
-    if numbers[-1] == _number(gold):
+    if numbers[-1] == right[-1]:
         return "it is right"
-    return "the gold number is in it" if _number(gold) in numbers[-2:] else ""
+    return "the gold number is in it" if right[-1] in numbers[-2:] else ""
 
 
 def inject(
@@ -299,8 +301,5 @@ def pairs_table(pairs: Sequence[BiasPair], left_out: Counter[str]) -> Table:
     return Table(name="pairs", title="Pairs of D and D_bias", columns=columns, rows=tuple(rows), note=note)
 
 
-def _number(text: str) -> float | None:
-    try:
-        return float(text.replace(",", "").replace("$", ""))
-    except ValueError:
-        return None
+def _numbers(text: str) -> list[float]:
+    return [float(found.replace(",", "")) for found in re.findall(r"-?\d[\d,]*(?:\.\d+)?", text)]

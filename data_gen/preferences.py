@@ -55,7 +55,7 @@ def main(cfg: PreferencesConfig, run: Run) -> float | None:
         run.note_input(Path(file))
     run.facts |= {"licence": loaded.licence}
     chosen = sorted(loaded.questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
-    held = {q.group for q in chosen if uniform("preference split", q.group) < cfg.test_share}
+    held = held_out(chosen, cfg.test_share)
     train, dropped = pairs_of([q for q in chosen if q.group not in held], "train", loaded.licence)
     test, more = pairs_of([q for q in chosen if q.group in held], "test", loaded.licence)
     dropped += more
@@ -73,6 +73,22 @@ def main(cfg: PreferencesConfig, run: Run) -> float | None:
     run.write("dropped.jsonl", dropped)
     run.table(pairs_table([*train, *test], dropped, loaded.left_out))
     return float(len(train))
+
+
+def held_out(questions: Sequence[Question], share: float) -> set[str]:
+    """Return the groups that are held out: those that the source holds out, and a share of those it says nothing of.
+
+    Raises:
+        DataError: the source puts one group into both splits.
+    """
+    said: dict[str, set[str]] = {}
+    for question in questions:
+        said.setdefault(question.group, set()).update([question.split] if question.split else [])
+    both = [group for group, splits in said.items() if len(splits) > 1]
+    if both:
+        raise DataError(f"preferences: group {both[0]} is in the source's training and in its test split")
+    drawn = {group for group, splits in said.items() if not splits and uniform("preference split", group) < share}
+    return drawn | {group for group, splits in said.items() if splits == {"test"}}
 
 
 def pairs_of(questions: Sequence[Question], split: Split, licence: str) -> tuple[list[Preference], list[Dropped]]:

@@ -23,7 +23,8 @@ def chose_the_longer(case: Case) -> bool:
 
 def same_letter_twice(case: Case) -> bool:
     """Say Yes where the judge chose the same place in both orders."""
-    return len(case.views) == 2 and case.views[0].choice == case.views[1].choice
+    first, *rest = (view.choice for view in case.views)
+    return first is not None and rest == [first]
 
 
 def followed_the_crowd(case: Case) -> bool:

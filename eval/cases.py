@@ -50,9 +50,9 @@ def browse(records: Path, revisions: Path, rest: Path, seed: int) -> list[dict[s
             told(BiasRecord.model_validate_json(judged[key]), Revision.model_validate_json(lines[key]), kinds[key])
         )
     kept = {case["record"].id for case in shown}
-    left = [json.dumps({"kind": kinds[row["id"]], **row}) for row in json_rows(revisions) if row["id"] not in kept]
-    if left:
-        write_whole(rest, "\n".join(left) + "\n")
+    if len(kept) < len(kinds):
+        left = (row for row in json_rows(revisions) if row["id"] not in kept)
+        write_whole(rest, (json.dumps({"kind": kinds[row["id"]], **row}) + "\n" for row in left))
     return shown
 
 

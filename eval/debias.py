@@ -80,7 +80,8 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     path = Path(cfg.records) if cfg.records else run.output_of("judgements", "records.jsonl")
     trained = Path(cfg.trained_on) if cfg.trained_on else run.output_of("curate", "train.jsonl")
     judged = run.read(path, BiasRecord)
-    records, left_out = usable(judged, {e.group for e in run.read(trained, Example)}, cfg.limit)
+    train = run.read(trained, Example)
+    records, left_out = usable(judged, {example.group for example in train}, cfg.limit)
     judge = cfg.judge.open(run.ledger)
     check_judge(records, judge)
     others = {name: other_judge(run, name, records) for name in cfg.compare}
@@ -93,7 +94,6 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
         cost = cost_of(judge, detector, time.perf_counter() - started, revisions, cfg.prices)
         cued = [r for r in records if r.bias != "position"] if cfg.unbiased else []
         unbiased = revise([decision_on_d(r) for r in cued])
-        train = [r for r in judged if r.split == "train"]
         rivals = compare(records, revisions, train, judge) if cfg.rivals else {}
         rivals |= baselines(cfg.baselines, records, revisions, judge, others)
     finally:
@@ -109,7 +109,7 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
         run.write("unbiased.jsonl", unbiased)
         run.table(unbiased_table(cued, unbiased))
     if rivals:
-        run.table(rivals_table(records, rivals))
+        run.table(rivals_table(records, rivals, train))
         for name, right in rivals.items():
             share = mean_rate([float(bool(r)) for r in right], [record.group for record in records])
             run.figure(f"debias.method.{name}", share)
@@ -117,7 +117,7 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
 
 
 def compare(
-    records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[BiasRecord], judge: Judge
+    records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[Example], judge: Judge
 ) -> dict[str, Rights]:
     """Put the loop beside its cheap rivals, and beside leaving the decisions alone."""
     return {

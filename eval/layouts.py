@@ -73,7 +73,7 @@ def rbd_scaling(runs: Mapping[str, Told]) -> list[Table]:
         published = SIZES.get(size, (None, None))
         rows.append(
             (name, size, run.summary.get("detection.f1"), run.summary.get("detection.best_rule_f1"),
-             run.summary.get("debias.gain"), *published, LOW if published[0] else None)
+             _gain([run.summary.get(f"debias.{what}") for what in _BOTH]), *published, LOW if published[0] else None)
         )  # fmt: skip
     return [_table("rbd_scaling", "Over the detectors' sizes", (
         "run", "size", "macro F1", "best rule", "gain in accuracy", "published F1", "published gain",

@@ -12,7 +12,7 @@ from rbd_train.biases import case_of
 from rbd_train.debias import LABEL, Rejudge
 from rbd_train.judge import Shown
 from rbd_train.metrics import holm, mean_rate, paired_test
-from rbd_train.records import BiasPair, BiasRecord, Judgement, Revision
+from rbd_train.records import BiasPair, BiasRecord, Example, Judgement, Revision
 from rbd_train.run import Cell, Table
 
 DETECTOR_ALONE = "flip where the detector says Yes"
@@ -24,10 +24,14 @@ def right_before(records: Sequence[BiasRecord]) -> Rights:
     return [r.biased.right(r.pair.biased.gold) if r.biased and r.pair else None for r in records]
 
 
-def flipped(records: Sequence[BiasRecord], train: Sequence[BiasRecord]) -> Rights:
+def flipped(records: Sequence[BiasRecord], train: Sequence[Example]) -> Rights:
     """Flip a choice between two options where the bias's rule fires; whether a bias is flipped is decided on train."""
-    flips = {bias: _gain([r for r in train if r.bias == bias]) > 0 for bias in RULES}
-    return _flip(records, flips)
+    flips = {bias: _gain([example for example in train if example.bias == bias]) > 0 for bias in RULES}
+    right = right_before(records)
+    for k, record in enumerate(records):
+        if _chosen(record) and flips.get(record.bias) and RULES[record.bias](case_of(record, "known")):
+            right[k] = not right[k]
+    return right
 
 
 def flipped_by_detector(records: Sequence[BiasRecord], revisions: Sequence[Revision]) -> Rights:
@@ -35,7 +39,7 @@ def flipped_by_detector(records: Sequence[BiasRecord], revisions: Sequence[Revis
     right = right_before(records)
     for k, (record, revision) in enumerate(zip(records, revisions, strict=True)):
         trace = revision.rounds[0].trace
-        if right[k] is not None and trace is not None and trace.verdict and len(_judged(record)[0].biased.options) == 2:
+        if trace is not None and trace.verdict and _chosen(record):
             right[k] = not right[k]
     return right
 
@@ -72,8 +76,10 @@ def asked_again(records: Sequence[BiasRecord], revisions: Sequence[Revision], ju
     return right
 
 
-def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights]) -> Table:
+def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights], train: Sequence[Example]) -> Table:
     """Compare methods on the same decisions; the first one is tested against each of the others."""
+    known = {example.bias for example in train if example.quadrant is not None}
+    unknown = sorted({record.bias for record in records if record.bias in RULES} - known)
     before, groups = right_before(records), [record.group for record in records]
     (first, ours), *_ = after.items()
     tests = {
@@ -98,23 +104,21 @@ def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights]) -> 
         columns=("method", "records", "accuracy on D_bias", "answered", "accuracy, answered", "repaired", "broken",
                  "share broken", "p, the loop against it", "p (Holm)"),
         note="All biases pooled, same decisions; exact McNemar by question. Not answered (abstained, unreadable) "
-        "counts as wrong. Whether a bias's choices are flipped was decided on training records.",
+        "counts as wrong. Whether a bias's choices are flipped where its rule fires was decided on training examples"
+        + (f"; there is none of {', '.join(unknown)}, whose choices stay." if unknown else "."),
     )  # fmt: skip
 
 
-def _gain(records: Sequence[BiasRecord]) -> int:
-    after = _flip(records, dict.fromkeys(RULES, True))
-    return sum(bool(right) for right in after) - sum(bool(right) for right in right_before(records))
+def _gain(examples: Sequence[Example]) -> int:
+    """Count what flipping would repair less what it would break, where it is known which decisions were right."""
+    fired = [e.quadrant for e in examples if len(e.case.views[-1].options) == 2 and RULES[e.bias](e.case)]
+    return sum({"F": 1, "T": -1}[quadrant[1]] for quadrant in fired if quadrant is not None)
 
 
-def _flip(records: Sequence[BiasRecord], flips: Mapping[str, bool]) -> Rights:
-    right = right_before(records)
-    for k, record in enumerate(records):
-        if right[k] is None or not flips.get(record.bias) or len(_judged(record)[0].biased.options) != 2:
-            continue
-        if RULES[record.bias](case_of(record, "known")):
-            right[k] = not right[k]
-    return right
+def _chosen(record: BiasRecord) -> bool:
+    """Tell whether every decision of a record is a choice between two options, so that it can be flipped."""
+    judged = [record.biased, *([record.plain] if record.bias == "position" else [])]
+    return len(_judged(record)[0].biased.options) == 2 and all(j and j.outcome.choice is not None for j in judged)
 
 
 def _another(

@@ -241,13 +241,17 @@ class Engine:
                 self._charge_stored(key, unique[index], stored[key])
         if missing:
             mine = self._share(unique, missing)
-            self._run(unique, unique_keys, mine)
+            if mine:
+                self._run(unique, unique_keys, mine)
             stored |= self.ledger.replies([unique_keys[index] for index in sorted(mine)])
             self._check_final([unique_keys[index] for index in sorted(mine)], stored)
             stored |= self._awaited([unique_keys[index] for index in sorted(missing - mine)])
             for index in sorted(missing - mine):  # what another worker asked is part of the same bill
                 self.calls["asked"] += 1
-                self._charge_stored(unique_keys[index], unique[index], stored[unique_keys[index]])
+                row = stored[unique_keys[index]]
+                for kind in ("prompt_tokens", "completion_tokens"):
+                    self.calls[kind] += getattr(_reply(row.reply), kind, None) or 0
+                self._charge_stored(unique_keys[index], unique[index], row)
         self._check_final(unique_keys, stored)
         parsed = {key: _reply(row.reply) for key, row in stored.items()}
         self.states.update(parsed[key].status for key in keys)

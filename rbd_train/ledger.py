@@ -24,7 +24,12 @@ _SCHEMA = (
     "final INTEGER NOT NULL, attempts INTEGER NOT NULL, seconds REAL NOT NULL) WITHOUT ROWID",
     # calls that were begun: what a killed run leaves here was in flight
     "CREATE TABLE IF NOT EXISTS begun (key TEXT PRIMARY KEY) WITHOUT ROWID",
+    # how often a row's failures were taken for an outage
+    "CREATE TABLE IF NOT EXISTS forgiven (key TEXT PRIMARY KEY, times INTEGER NOT NULL) WITHOUT ROWID",
 )
+
+
+FORGIVEN = 5  # runs in which a row's failures may count as an outage's
 
 
 class Stored(NamedTuple):
@@ -130,12 +135,20 @@ class Ledger:
             return sum(self._db.execute("DELETE FROM begun WHERE key = ?", (key,)).rowcount for key in keys)
 
     def forget(self, keys: Sequence[str]) -> None:
-        """Drop the replies of failed and refused calls, so that they count as never made; an answer stays."""
+        """Drop the replies of failed and refused calls, so that they count as never made; an answer stays.
+
+        Up to FORGIVEN times a row: neighbours that fail for reasons of their own look like an outage, and end some day.
+        """
         refused = '%"status":"bad_request"%'
         with self._writing():
             self._db.executemany(
-                "DELETE FROM replies WHERE key = ? AND (final = 0 OR substr(reply, 1, 60) LIKE ?)",
-                [(key, refused) for key in keys],
+                "INSERT INTO forgiven VALUES (?, 1) ON CONFLICT(key) DO UPDATE SET times = times + 1",
+                [(key,) for key in dict.fromkeys(keys)],
+            )
+            self._db.executemany(
+                "DELETE FROM replies WHERE key = ? AND (final = 0 OR substr(reply, 1, 60) LIKE ?) "
+                "AND (SELECT times FROM forgiven WHERE forgiven.key = replies.key) <= ?",
+                [(key, refused, FORGIVEN) for key in keys],
             )
 
     @contextlib.contextmanager

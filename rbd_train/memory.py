@@ -41,6 +41,7 @@ class Shape(NamedTuple):
     recompute: bool
     lora_rank: int = 0
     four_bit: bool = False
+    bf16: bool = True  # whether a GPU computes in bfloat16
 
 
 class Plan(NamedTuple):
@@ -59,12 +60,12 @@ class Plan(NamedTuple):
 def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
     """Plan what one rank holds; `gpu`: ZeRO computes in bfloat16, and float32 weights are autocast."""
     zero = sharding.startswith("zero")
-    dtype = "bfloat16" if gpu and zero else shape.dtype
+    dtype = "bfloat16" if gpu and zero and shape.bf16 else shape.dtype
     total, trained, constant = sizes(shape.config, shape.lora_rank, dtype)
     held = states(total, trained, dtype, sharding, processes, shape.four_bit)
     passed = activations(
         shape.config, dtype, shape.rows, shape.length, shape.completion, recompute=shape.recompute,
-        autocast=gpu and dtype == "float32", lora_rank=shape.lora_rank,
+        autocast=gpu and shape.bf16 and dtype == "float32", lora_rank=shape.lora_rank,
     )  # fmt: skip
     between = buffers(sharding, processes, total, trained, dtype) + constant
     # MasterAdamW holds float32 gradients during its step, when no activation is left
@@ -81,7 +82,7 @@ def fitting(plan: Plan, bytes_per_rank: float, host_bytes: float, ranks_per_mach
 
 
 def check_states(
-    config: Any, dtype: str, lora_rank: int, four_bit: bool, sharding: str, processes: int
+    config: Any, dtype: str, lora_rank: int, four_bit: bool, sharding: str, processes: int, bf16: bool
 ) -> str:  # fmt: skip
     """Compare the states with this machine's memory before weights are loaded; returns a warning or nothing.
 
@@ -93,7 +94,7 @@ def check_states(
 
     gpu = torch.cuda.is_available()
     total, trained, _ = sizes(config, lora_rank, dtype)
-    working = "bfloat16" if gpu and sharding.startswith("zero") else dtype
+    working = "bfloat16" if gpu and bf16 and sharding.startswith("zero") else dtype
     held = states(total, trained, working, sharding, processes, four_bit)
     here = min(processes, torch.cuda.device_count()) if gpu else processes
     # of this rank's own GPU: asking of another one opens a context there that stays

@@ -79,7 +79,7 @@ def shape_of(model: ModelConfig, trainer: TrainerConfig, completion: int) -> Sha
         config=model_config(model.shape, None if model.shape else resolve_model(model.path)),
         dtype=model.dtype, rows=trainer.micro_batch,
         length=trainer.max_length, completion=max(1, round(share * trainer.max_length)), recompute=trainer.recompute,
-        lora_rank=model.lora_rank, four_bit=model.four_bit,
+        lora_rank=model.lora_rank, four_bit=model.four_bit, bf16=trainer.bf16 is not False,
     )  # fmt: skip
 
 

@@ -17,14 +17,21 @@ R = TypeVar("R")
 Row = TypeVar("Row", bound=BaseModel)
 
 
-def write_whole(path: Path, text: str | bytes) -> None:
-    """Write a file so that a kill or a full disk leaves the old one or the new one, never a part."""
+def write_whole(path: Path, text: str | bytes | Iterable[str]) -> None:
+    """Write a file so that a kill or a full disk leaves the old one or the new one, never a part.
+
+    Args:
+        path: the file.
+        text: what goes in; parts are written as they come.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
-    data = text.encode() if isinstance(text, str) else text
+    parts = (
+        [text.encode() if isinstance(text, str) else text] if isinstance(text, str | bytes) else map(str.encode, text)
+    )
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(handle, "wb") as file:
-            file.write(data)
+            file.writelines(parts)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp gives 0600, which a shared run folder can't be read with
@@ -42,7 +49,7 @@ def write_whole(path: Path, text: str | bytes) -> None:
 
 def write_rows(path: Path, rows: Iterable[BaseModel]) -> None:
     """Write records as JSON lines, whole or not at all."""
-    write_whole(path, "".join(row.model_dump_json(exclude_none=False) + "\n" for row in rows))
+    write_whole(path, (row.model_dump_json(exclude_none=False) + "\n" for row in rows))
 
 
 def write_json(path: Path, value: Any) -> None:

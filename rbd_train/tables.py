@@ -102,8 +102,13 @@ def as_csv(table: Table) -> str:
                 cells += [cell.value, cell.n, cell.low, cell.high]
             else:
                 cells += [cell, None, None, None] if is_wide else [cell]
-        writer.writerow(["" if cell is None else cell for cell in cells])
+        writer.writerow(["" if cell is None else plain_cell(cell) if isinstance(cell, str) else cell for cell in cells])
     return buffer.getvalue()
+
+
+def plain_cell(text: str) -> str:
+    """Keep a spreadsheet from taking a text for a formula: judged texts and names that models gave are untrusted."""
+    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
 
 
 def latex(table: Table) -> str:

@@ -102,7 +102,8 @@ def make_trainer(
     prepare_deepspeed(cuda)
     config = model_config(model.shape, source)
     laid_out = "zero3_offload" if offloads() else sharding
-    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, laid_out, world_size())
+    halves = settings.bf16 is not False
+    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, laid_out, world_size(), halves)
     if warning:
         run.say(warning)
     # the arguments come first: under ZeRO-3 they announce that weights are to be sharded while they load (A45)

@@ -259,6 +259,8 @@ def test_a_larger_limit_keeps_the_smaller_ones_rows() -> None:
         ("so it is 4", "4", "it is right"), ("4.0", "4", "it is right"), ("= $1,000", "1000", "it is right"),
         ("#### 4.", "4", "it is right"), ("4 apples, or 5", "4", "the gold number is in it"),
         ("I do not know", "4", "no number in it"), ("", "4", "no number in it"),
+        ("So 18.\n#### 18", "#### 18", "it is right"), ("It is 8.", "The answer is 8.", "it is right"),
+        ("It is 9.", "The answer is 8.", ""), ("It is 9.", "Paris", "the right answer has no number to check it by"),
     ],
 )  # fmt: skip
 def test_a_wrong_answer_is_wrong(text: str, gold: str, reason: str) -> None:

@@ -465,6 +465,22 @@ def test_a_busy_server_is_no_attempt_at_the_few_rows_that_are_left(
     assert open_engine(attempts=2).generate(asking("q"), SHORT)[0].text == "at last"
 
 
+def test_neighbours_that_fail_by_themselves_are_no_outage_forever(server: Server, open_engine: Opener) -> None:
+    server.script |= {text: [fault(500)] for text in ("b", "c")}
+    for run in range(10):
+        try:
+            replies = open_engine(concurrency=1, attempts=3).generate(asking("a", "b", "c", "d"), SHORT)
+            break
+        except IncompleteError:
+            assert run < 9
+    assert [reply.status for reply in replies] == ["ok", "server_error", "server_error", "ok"]
+
+
+def test_a_request_above_the_limit_is_no_busy_server(server: Server, open_engine: Opener) -> None:
+    server.script["q"] = [fault(429, "Request too large: limit 30000, requested 31000")]
+    assert open_engine().generate(asking("q"), SHORT)[0].status == "bad_request" and server.asked == ["q"]
+
+
 def test_no_credit_is_no_answer(server: Server, open_engine: Opener, tmp_path: Path) -> None:
     server.script |= {"b": [fault(402, "insufficient balance")], "c": [fault(402, "insufficient balance")]}
     with pytest.raises(IncompleteError, match="402, out of credit: .*insufficient balance"):

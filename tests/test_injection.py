@@ -35,8 +35,11 @@ def test_no_injector_changes_more_than_its_cue(
     pair = make_pair(question, bias, "s", Cue(congruent, dose, sham), False)
     fault = injection_fault(pair, final)
     cut = wrong.strip().splitlines()[-1] if congruent else final
-    if "verbosity" in bias and not sham and cut in (right, wrong):
-        assert fault in ("", "no cue")  # a one-line answer can't be shortened
+    assert pair.plain.gold is not None
+    favoured = pair.plain.gold if congruent else 1 - pair.plain.gold
+    longer = len(pair.biased.options[favoured]) > len(pair.biased.options[1 - favoured])
+    if "verbosity" in bias and not sham and (cut in (right, wrong) or not longer):
+        assert fault == "no cue" if not longer else fault in ("", "no cue")  # a one-line answer can't be shortened
     else:
         assert fault == ""
     assert pair.plain.gold == pair.biased.gold and pair.plain.question == pair.biased.question
@@ -220,3 +223,13 @@ def test_rows_that_say_nothing_new_are_left_out(rbd: Any, tmp_path: Path) -> Non
     told = " ".join(said.out.split())
     assert said.code == 0 and "right and wrong answer are the same: 1" in told and "the same row again: 1" in told
     assert len(read_rows(tmp_path / "runs/default/pairs/pairs.jsonl", BiasPair)) == 2
+
+
+def test_verbosity_without_the_longer_answer_has_no_cue() -> None:
+    """A right answer's code block may be longer, cut out, than the whole wrong answer."""
+    code = "```\n" + "x = 1\n" * 200 + "```"
+    question = QUESTION.model_copy(update={"right": f"Here:\n{code}", "final": code, "wrong": "It can't be done."})
+    pair = make_pair(question, "verbosity", "s", Cue(), False)
+    assert injection_fault(pair, code) == "no cue"
+    short = make_pair(QUESTION, "verbosity", "s", Cue(), False)
+    assert injection_fault(short, QUESTION.final) == ""

@@ -1,6 +1,7 @@
 """The ledger: committed before use, final is final, safe for several processes, plain when it is damaged."""
 
 import contextlib
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -315,6 +316,20 @@ def test_workers_share_what_all_of_them_know(tmp_path: Path, monkeypatch: pytest
         engine._share(requests, frozenset({0}))
 
 
+def test_a_worker_without_a_share_waits_for_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    engines = [Engine(FunctionBackend(Counted(), "f"), Ledger(tmp_path / "l.sqlite")) for _ in range(2)]
+
+    def answer(_: float) -> None:
+        monkeypatch.setenv("RANK", "0")
+        engines[0].generate(asking("a"), SHORT)
+
+    monkeypatch.setattr("rbd_train.engine.time.sleep", answer)
+    monkeypatch.setenv("RANK", "1")
+    assert engines[1].generate(asking("a"), SHORT)[0].text == "reply to a"
+    assert engines[1].calls["asked"] == 1, "the other's call is part of the count"
+
+
 def test_a_worker_whose_call_has_no_answer_ends_and_does_not_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -353,3 +368,18 @@ def test_other_code_under_the_same_name_asks_again(tmp_path: Path) -> None:
         ledger = Ledger(tmp_path / "l.sqlite")
         keys = [function_judge(one, ledger, "j").engine.identity["identity"] for one in (first, second)]
         assert keys[0] != keys[1]
+
+
+def test_a_functions_identity_is_the_same_in_every_process(tmp_path: Path) -> None:
+    """CPython keeps `in {...}` as a frozenset, whose order follows the process's hash seed."""
+    code = (
+        "from rbd_train.engines.function import _code\n"
+        "f = lambda m: 'a' if m in {'yes', 'no', 'perhaps', 'never'} else 'b'\n"
+        "print(_code(f.__code__))"
+    )
+    said = {
+        subprocess.run([sys.executable, "-c", code], env=os.environ | {"PYTHONHASHSEED": seed}, capture_output=True,
+                       text=True, check=True).stdout
+        for seed in "123"
+    }  # fmt: skip
+    assert len(said) == 1 and "perhaps" in said.pop()

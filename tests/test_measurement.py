@@ -7,20 +7,28 @@ from typing import Any
 
 import pytest
 
-from data_gen.benchmark import BenchmarkConfig, fooled_by, judges_of, pair_of
+from data_gen.benchmark import BenchmarkConfig, fooled_by, judges_of, pair_of, review_sheet
 from data_gen.biases.tables import candidates_table, effects_table
 from data_gen.biases.trial import Trial, item_of
+from data_gen.curate import facts_of_pairs
 from data_gen.judgements import label, records_table, views_of
+from data_gen.preferences import held_out
+from eval.baselines import same_letter_twice
 from eval.before_after import Row, changes_table
 from eval.debias_tables import Outcome, Turn, gain, macro_rate
 from eval.judging import Judged, agreement_table, compare_table
+from eval.report import lead
+from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
-from rbd_train.errors import UsageError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.metrics import Rate
 from rbd_train.records import (
     Bias,
     BiasPair,
+    BiasRecord,
     Candidate,
+    Case,
+    Example,
     Hardened,
     Item,
     Judgement,
@@ -28,13 +36,14 @@ from rbd_train.records import (
     Preference,
     Probe,
     Question,
+    View,
 )
 from rbd_train.records import Outcome as Meant
 from rbd_train.records import (
     Turn as Said,
 )
 from rbd_train.run import Run, Table
-from rbd_train.tables import WIDTH, show
+from rbd_train.tables import WIDTH, as_csv, show
 
 CERTAIN = Bias(id="certainty", name="Certainty", definition="sounding certain", origin="test", operator=Operator())
 
@@ -223,3 +232,96 @@ def test_a_table_too_wide_for_a_terminal_is_turned() -> None:
     assert sum("0.500 [0.250, 0.750]" in line for line in lines) == 14, "one line per figure, none folded"
     small = Table(name="t", title="T", columns=("a", "b"), rows=((1, 2), (3, 4)))
     assert any("a" in line and "b" in line for line in show(small).splitlines())
+
+
+def view(choice: int | None) -> View:
+    return View(options=("right", "wrong and so much longer"), choice=choice)
+
+
+def training(bias: str, quadrants: Sequence[Any]) -> list[Example]:
+    return [
+        Example(case=Case(id=f"{bias}{k}", judge="j", question="Q?", definitions=(),
+                          views=(view(int(quadrant[1] == "F")),)),
+                bias=bias, group=f"g{k}", label=quadrant == "TF", quadrant=quadrant)
+        for k, quadrant in enumerate(quadrants)
+    ]  # fmt: skip
+
+
+def records(bias: str, plain: int | None, biased: int | None) -> list[BiasRecord]:
+    options = ("right", "wrong and so much longer")
+    given = item("r").model_copy(update={"options": options})
+    pair = BiasPair(id="r", bias=bias, source="s", plain=given, biased=given)
+    views = views_of([pair], "one")
+    return label(views, [judged("r", plain, views[0].plain.order), judged("r", biased, views[0].biased.order)])
+
+
+@pytest.mark.parametrize(("quadrants", "after"), [(("TF", "TF", "TT"), True), (("TT", "TT", "TF"), False), ((), False)])
+def test_whether_a_rule_flips_is_decided_on_what_the_detector_was_trained_on(
+    quadrants: tuple[str, ...], after: bool
+) -> None:
+    """Also for sources whose split curate draws, of which no record says that it is a training record."""
+    found = [Example(case=e.case.model_copy(update={"views": (view(1),)}), bias=e.bias, group=e.group, label=e.label,
+                     quadrant=e.quadrant) for e in training("verbosity", quadrants)]  # fmt: skip
+    wrong = records("verbosity", 0, 1)
+    assert flipped(wrong, found) == [after]
+    table = rivals_table(wrong, {"the loop": [True], "flip": [after]}, found)
+    assert ("there is none of verbosity" in table.note) == (quadrants == ())
+
+
+@pytest.mark.parametrize(("plain", "biased"), [(None, 1), (1, None)])
+def test_a_position_that_cant_be_read_is_left_alone(plain: int | None, biased: int | None) -> None:
+    found = [Example(case=e.case.model_copy(update={"views": (view(1), view(1))}), bias="position", group=e.group,
+                     label=True, quadrant="TF") for e in training("position", ("TF",))]  # fmt: skip
+    before = right_before(records("position", plain, biased))
+    assert flipped(records("position", plain, biased), found) == before
+
+
+def test_two_ties_are_no_letter_twice() -> None:
+    case = training("position", ("TF",))[0].case
+    assert not same_letter_twice(case.model_copy(update={"views": (view(None), view(None))}))
+    assert same_letter_twice(case.model_copy(update={"views": (view(1), view(1))}))
+
+
+def test_the_reports_first_sentence_compares_like_with_like() -> None:
+    """A mean over biases is no rival's figure, and a larger judge is no cheap rival."""
+    said = {"debias.accuracy_before": .1, "debias.accuracy_after": .775, "debias.accuracy_before_pooled": .4,
+            "debias.accuracy_after_pooled": .829, "detection.f1": .9, "detection.best_rule_f1": .7, "debias.broken": .0,
+            "debias.method.flip where the rule fires": .826, "debias.method.judge big (other)": .99}  # fmt: skip
+    text = lead({key: Rate(value=value, n=100) for key, value in said.items()})
+    assert "right in 40.0%" in text and "right in 82.9%; the best cheap rival (flip where the rule fires)" in text
+
+
+def test_the_sources_own_test_rows_are_never_trained_on() -> None:
+    def row(name: str, split: Any, group: str | None = None) -> Question:
+        return Question(id=name, group=group or name, question="Q?", right="R", final="R", wrong="W", split=split)
+
+    rows = [row(f"q{k}", ("train", "test", None)[k % 3]) for k in range(300)]
+    held = held_out(rows, 0.2)
+    assert {f"q{k}" for k in range(1, 300, 3)} <= held and not {f"q{k}" for k in range(0, 300, 3)} & held
+    assert 5 < len(held) - 100 < 40
+    with pytest.raises(DataError, match="group g is in"):
+        held_out([row("a", "train", "g"), row("b", "test", "g")], 0.2)
+
+
+def test_no_text_is_a_spreadsheets_formula() -> None:
+    evil = '=HYPERLINK("http://x")'
+    table = Table(name="t", title="T", columns=("bias", "change"), rows=((evil, -0.5), ("- a list", 1)))
+    assert as_csv(table).splitlines()[1:] == ['"\'=HYPERLINK(""http://x"")",-0.5', "'- a list,1"]
+    row = hardened("q").model_copy(update={"response_A": evil})
+    assert f"'{evil}".replace('"', '""') in review_sheet([row])
+
+
+def test_a_cards_licence_is_that_of_the_pairs_that_were_judged(tmp_path: Path) -> None:
+    pairs = Run(tmp_path, "r", "pairs", "r", {})
+    with pairs.opened():
+        pairs.write("pairs.jsonl", [item("a")])
+        pairs.facts |= {"licence": "Apache-2.0"}
+        pairs.close("complete", None)
+    curate = Run(tmp_path, "r", "curate", "r", {})
+    for own in (True, False):
+        stage = Run(tmp_path, "r", "judgements", "r", {})
+        with stage.opened():
+            if own:
+                stage.note_input(tmp_path / "r/pairs/pairs.jsonl")
+            stage.close("complete", None)
+        assert facts_of_pairs(curate) == ({"licence": "Apache-2.0"} if own else {})

@@ -10,6 +10,7 @@ import pyarrow.parquet
 import pytest
 
 from rbd_train.errors import DataError, UsageError
+from rbd_train.sources.jsonl import JsonlSource
 from rbd_train.sources.preference import FORMATS, PreferenceSource
 from rbd_train.sources.table import table_rows
 
@@ -160,3 +161,20 @@ def test_rows_of_ones_own_by_their_columns(rbd: Callable[..., Any], tmp_path: Pa
     assert said.code == 1 and "unknown; a row holds question" in said.err and "source.columns" in said.err
     said = rbd(*words, "name=odd", "source.columns.answer=best")
     assert said.code == 2 and "there is no key source.columns.answer" in said.err
+
+
+def test_rows_that_nobody_can_judge_are_counted(tmp_path: Path) -> None:
+    seen = ROWS["scienceqa"] | {"image": {"path": "a.png"}, "question": "what is shown?"}
+    loaded = load(tmp_path, [ROWS["scienceqa"] | {"image": None}, seen], format="scienceqa")
+    assert len(loaded.questions) == 1 and loaded.left_out == {"scienceqa: needs a picture": 1}
+    broken = AB | {"response_A": "half \ud83d", "question": "another"}
+    loaded = load(tmp_path, [AB, broken])
+    assert loaded.left_out == {"judgebench: half a surrogate pair, which is no text": 1}
+
+
+def test_a_column_that_no_row_has_is_told(tmp_path: Path) -> None:
+    """Else a misspelt split lets curate draw a new one, over the owner's."""
+    (tmp_path / "rows.csv").write_text("q,a,split\nWhat?,4,test\n")
+    columns = {"question": "q", "right": "a", "split": "Split"}
+    with pytest.raises(DataError, match=r"source.columns.split is 'Split', which no row has; it has q, a, split"):
+        JsonlSource(path=str(tmp_path / "rows.csv"), columns=columns).load(0)

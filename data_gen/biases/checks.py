@@ -38,7 +38,18 @@ def injection_fault(pair: BiasPair, right: str | None = None) -> str:
             return fault
     if not set(parts) & {"bandwagon", "position"} and plain.options == biased.options:
         return "no cue"
+    if "verbosity" in parts and not pair.provenance.get("sham") and not _favours_length(pair):
+        return "no cue"
     return ""
+
+
+def _favours_length(pair: BiasPair) -> bool:
+    """Tell whether the longest option is a wrong one, or the right one where the cue favours that."""
+    gold, lengths = pair.biased.gold, [len(option) for option in pair.biased.options]
+    if gold is None:
+        return True
+    others = max(length for k, length in enumerate(lengths) if k != gold)
+    return lengths[gold] > others if pair.provenance.get("congruent") else lengths[gold] < others
 
 
 def _option_fault(before: str, after: str, parts: list[str], right: str | None) -> str:

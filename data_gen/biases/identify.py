@@ -53,23 +53,26 @@ def named(
     return [entry for entry in read if not entry.reject], dict(Counter(entry.reject for entry in read if entry.reject))
 
 
-def merged(writer: Engine, names: Sequence[Identified], library: Sequence[Bias], number: int) -> Merged:
+def merged(
+    writer: Engine, names: Sequence[Identified], library: Sequence[Bias], number: int, rejected: Sequence[Bias] = ()
+) -> Merged:
     """Merge what was named with the library and among itself.
 
     Names that differ in case, spacing or the word bias are one (the first definition stays). Every other candidate is
-    asked about once, against the library and the candidates named more often, all in one batch.
+    asked about once, against the library, what an earlier round rejected, and the candidates named more often, all in
+    one batch.
     """
     support = Counter(slug(entry.name) for entry in names)
     first: dict[str, Identified] = {}
     for entry in names:
         first.setdefault(slug(entry.name), entry)
-    known = {slug(bias.name): bias for bias in library} | {bias.id: bias for bias in library}
+    known = {name: bias for bias in (*rejected, *library) for name in (slug(bias.name), bias.id)}
     same = [
         _same(_bias(key, first[key], number), number, support[key], known[key].name) for key in first if key in known
     ]
     fresh = sorted((key for key in first if key not in known), key=lambda key: (-support[key], key))
     biases = {key: _bias(key, first[key], number) for key in fresh}
-    against = [[*library, *(biases[other] for other in fresh[:k])] for k in range(len(fresh))]
+    against = [[*library, *rejected, *(biases[other] for other in fresh[:k])] for k in range(len(fresh))]
     prompts = [merge_messages(biases[key], others) for key, others in zip(fresh, against, strict=True)]
     replies = writer.generate(prompts, Sampling(max_new_tokens=64)) if prompts else []  # type: ignore[arg-type]
     new: dict[str, int] = {}
@@ -77,7 +80,7 @@ def merged(writer: Engine, names: Sequence[Identified], library: Sequence[Bias],
     published = 0
     for key, others, reply in zip(fresh, against, replies, strict=True):
         match = read_merge(reply, len(others))
-        published += match or len(library) + len(new)
+        published += _comparisons(match, len(library), len(rejected), len(new))
         if match is None or match == 0:  # unreadable: kept apart, since a wrong merge loses a bias and a test does not
             new[key] = support[key]
             continue
@@ -89,6 +92,13 @@ def merged(writer: Engine, names: Sequence[Identified], library: Sequence[Bias],
         same.append(_same(biases[key], number, support[key], other.name))
     ranked = sorted(new, key=lambda key: (-new[key], key))
     return Merged([Found(biases[key], number, new[key]) for key in ranked], same, len(prompts), published)
+
+
+def _comparisons(match: int | None, library: int, rejected: int, new: int) -> int:
+    """Count what one pair per call would have asked: up to the match, and the published procedure rejects nothing."""
+    if not match or library < match <= library + rejected:
+        return library + new
+    return match if match <= library else match - rejected
 
 
 def _bias(key: str, entry: Identified, number: int) -> Bias:

@@ -60,8 +60,15 @@ def _code(code: CodeType | None) -> JsonValue:
     """Return what a function does, the names that it calls and the functions within it included."""
     if code is None:
         return None
-    constants = [_code(c) if isinstance(c, CodeType) else repr(c) for c in code.co_consts]
-    return [code.co_code.hex(), [*code.co_names, *code.co_freevars], constants]
+    return [code.co_code.hex(), [*code.co_names, *code.co_freevars], [_constant(c) for c in code.co_consts]]
+
+
+def _constant(value: object) -> JsonValue:
+    if isinstance(value, CodeType):
+        return _code(value)
+    if isinstance(value, frozenset):  # `in {...}`: its order is another one in every process
+        return ", ".join(sorted(map(repr, value)))
+    return repr(value)
 
 
 @dataclass

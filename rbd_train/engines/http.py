@@ -102,6 +102,7 @@ class Result(NamedTuple):
     asked_s: float = 0.0
     throttled: bool = False
     why: str = "not reached"
+    made: bool = True  # false: its item's deadline passed before it could be made
 
 
 class HttpBackend:
@@ -110,6 +111,7 @@ class HttpBackend:
     def __init__(self, settings: HttpEngine, api_key: str, cost: Cost) -> None:
         """Prepare; no connection is made before the first call."""
         self.settings, self.cost, self._api_key = settings, cost, api_key
+        self.succeeded = False  # whether any call was answered: then a bad request is its row's
         alone = settings.base_url[0] if len(settings.base_url) == 1 else "pool"
         self.identity: dict[str, JsonValue] = {
             "engine": "http", "provider": settings.provider or alone, "model": settings.model,
@@ -172,7 +174,8 @@ class Collection:
         )
         self.unreasoned = 0
         self.failing: list[int] = []  # the calls since the last one that was answered
-        self.refused: list[int] | None = []  # bad requests; None once anything has succeeded
+        self.refused: list[int] = []  # bad requests, before anything succeeded
+        self.ends: dict[int, float] = {}  # until when an item may be asked; it begins with its first call
         self.no_fault: list[int] = []  # what a common end says nothing about
         self.ending = False
         self.idle: set[Any] = set()
@@ -217,13 +220,12 @@ class Collection:
 
     async def _answer(self, index: int) -> int | None:
         """Ask until there is an answer, the attempts are used up or the deadline passes; returns what to ask next."""
-        ends = asyncio.get_running_loop().time() + self.settings.deadline_s
         calls = attempt = 0
         while True:
             calls += 1
-            result, pause, reserved = await self._ask(index, calls, ends)
+            result, pause, reserved = await self._ask(index, calls)
+            late = not result.made or asyncio.get_running_loop().time() + pause > self.ends[index]
             attempt += result.reply is not None
-            late = asyncio.get_running_loop().time() + pause > ends
             final = result.reply is not None and result.reply.status in TERMINAL
             last = final or attempt == self.settings.attempts or late or self.ending
             following = next(self.todo, None) if last and not self.ending else None
@@ -238,7 +240,7 @@ class Collection:
             with self._idle():
                 await asyncio.sleep(pause)
 
-    async def _ask(self, index: int, calls: int, ends: float) -> tuple[Result, float, float]:
+    async def _ask(self, index: int, calls: int) -> tuple[Result, float, float]:
         """Make one call, ended by the item's deadline; a throttled one keeps its place while it waits.
 
         Returned with it: the seconds to wait before the next, and what is set aside for the reply, which counts until
@@ -253,10 +255,13 @@ class Collection:
             while self.cost.waits(request) and not self.ending:
                 with self._idle():
                     await asyncio.sleep(BUDGET_POLL_S)
+            now = asyncio.get_running_loop().time()
+            ends = self.ends.setdefault(index, now + self.settings.deadline_s)
+            if ends <= now:
+                return Result(None, why="its deadline passed while it waited its turn", made=False), 0.0, 0.0
             reserved = self.cost.reserve(request)
-            left = ends - asyncio.get_running_loop().time()
             try:
-                result = await self._call(server, request, min(self.settings.timeout_s, max(left, 0.0)))
+                result = await self._call(server, request, min(self.settings.timeout_s, ends - now))
             except BaseException:
                 self.cost.release(reserved)
                 raise
@@ -327,6 +332,8 @@ class Collection:
                 f"the server at {server.url} answers 402, out of credit: {text}; what was answered is kept: run the "
                 "same command again when there is credit"
             ) from error
+        if code == 429 and "too large" in text.casefold():  # OpenAI's word for one request above the limit per minute
+            return Result(Completion(status="bad_request", error=f"{code}: {text}"))
         if code == 429:
             server.refused(cuts)
         server.unreached = 0
@@ -342,6 +349,8 @@ class Collection:
         """Stop where going on would only turn rows into failures: nothing succeeds, or a reasoner doesn't reason."""
         reply = result.reply
         why = getattr(reply, "error", None) or result.why
+        if not result.made:
+            return
         if reply is None or reply.status in ("timeout", "server_error"):
             self.failing.append(index)
         else:
@@ -353,16 +362,15 @@ class Collection:
                 "run the same command again when the server is well"
             )
         if reply is not None and reply.status == "bad_request":
-            if self.refused is not None:
-                self.refused.append(index)
-            if self.refused is not None and len(self.refused) >= REFUSED:
+            self.refused.append(index)
+            if not self.backend.succeeded and len(self.refused) >= max(REFUSED, 2 * self.concurrency):
                 self.no_fault = self.refused
                 raise UsageError(
-                    f"the first {REFUSED} calls were refused as bad requests ({why}); check engine.model, "
+                    f"the first {len(self.refused)} calls were refused as bad requests ({why}); check engine.model, "
                     "engine.base_url and the engine's settings, or the data: the same command asks for them again"
                 )
         elif reply is not None and reply.status in ("ok", "length", "content_filter"):
-            self.refused = None
+            self.backend.succeeded = True
         if not self.settings.reasoning or self.unreasoned < 0 or not isinstance(reply, Completion):
             return
         if reply.reasoning_field:

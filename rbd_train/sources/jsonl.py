@@ -62,6 +62,10 @@ class JsonlSource:
         rows = (
             table_rows(self.path, self.hub_split, self.encoding) if table else rows_of(Path(self.path), self.encoding)
         )
+        for name, column in columns.items():
+            if rows and not any(column in row for _, row in rows):
+                had = ", ".join(map(str, rows[0][1]))
+                raise DataError(f"{self.path}: source.columns.{name} is {column!r}, which no row has; it has {had}")
         questions = []
         path = Path(self.path)
         for number, (where, whole) in enumerate(rows):

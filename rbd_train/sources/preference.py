@@ -5,6 +5,7 @@ and counted; `as_published=true` keeps them.
 """
 
 import json
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -29,6 +30,7 @@ class Choice(NamedTuple):
     domain: str = ""
     twins: tuple[str, ...] = ()  # the answers rewritten with a cue, where the set publishes them
     bias: str = ""
+    fault: str = ""  # why the row can't be used
 
 
 Reader = Callable[[Mapping[str, Any], str], Choice]
@@ -99,7 +101,8 @@ def _several(question: str, choices: str, answer: str) -> Reader:
             raise DataError(f"{where}, field {answer}: {gold!r} is no index into the choices {texts!r:.80}")
         asked = text_field(row, question, where)
         wrong = [text for k, text in enumerate(texts) if k != gold]
-        return Choice(asked, (str(texts[gold]), str(wrong[int(uniform("wrong", asked) * len(wrong))])), 0)
+        fault = "needs a picture" if row.get("image") is not None else ""
+        return Choice(asked, (str(texts[gold]), str(wrong[int(uniform("wrong", asked) * len(wrong))])), 0, fault=fault)
 
     return read
 
@@ -181,7 +184,9 @@ class PreferenceSource:
         for number, (where, row) in enumerate(table_rows(self.path, self.hub_split, self.encoding)):
             choice = FORMATS[self.format].read(row, where)
             key = (choice.question, *sorted(choice.options))
-            fault = "no winner" if choice.right is None else ""
+            fault = choice.fault or ("no winner" if choice.right is None else "")
+            if any(re.search("[\ud800-\udfff]", text) for text in (choice.question, *choice.options, *choice.twins)):
+                fault = "half a surrogate pair, which is no text"
             if not all(option.strip() for option in choice.options):
                 fault = "a blank answer"  # nothing to judge, however it was published
             if not self.as_published and not fault:
