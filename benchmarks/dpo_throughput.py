@@ -21,7 +21,8 @@ from typing import Any
 
 QUICK = "quick" in sys.argv
 LENGTH, BATCH, PAIRS, RUNS = (512, 8, 16, 1) if QUICK else (768, 8, 64, 3)
-DATA = Path("shared/data/preference/rewardbench_filtered.parquet")
+FOLDERS = [parent / "shared/data" for parent in Path(__file__).resolve().parents]  # beside the checkout, or in it
+DATA = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0]) / "preference/rewardbench_filtered.parquet"
 RATE, BETA = 5e-6, 0.1
 
 
@@ -88,7 +89,8 @@ def ours(source: str, data: list[dict[str, Any]], micro: int, folder: Path) -> A
         Preference.model_validate({"id": str(k), **row, "source": "bench", "split": "train", "group": str(k)})
         for k, row in enumerate(data)
     ]
-    rendered, _ = render(tokenizer, preferences, LENGTH)
+    rendered, dropped = render(tokenizer, preferences, LENGTH)
+    assert not dropped, f"{len(dropped)} of {len(data)} pairs were dropped: the sides would train on other rows"
     settings = DpoTrainerConfig(
         beta=BETA, learning_rate=RATE, global_batch=BATCH, micro_batch=micro, max_length=LENGTH, warmup_share=0.0,
         scheduler="linear", reference_batch=micro,
@@ -129,14 +131,22 @@ def run(side: str, micro: int, folder: Path, count: int = PAIRS) -> dict[str, An
     )  # fmt: skip
     told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
     if not told:
-        sys.exit(f"error: {side} failed\n{done.stderr[-3000:]}")
+        raise RuntimeError(f"{side} with micro-batch {micro} failed\n{done.stderr[-3000:]}")
     return dict(json.loads(told[-1].removeprefix("RESULT ")))
 
 
 def fastest(sides: list[str], tries: list[int], folder: Path) -> tuple[str, int]:
-    """Return the side and micro-batch that take a few pairs soonest."""
+    """Return the side and micro-batch that take a few pairs soonest; one that doesn't fit into memory is none."""
+
+    def seconds(choice: tuple[str, int]) -> float:
+        try:
+            return float(run(*choice, folder, count=BATCH)["seconds"])
+        except RuntimeError as error:
+            print(str(error).split("\n", 1)[0], flush=True)
+            return float("inf")
+
     choices = [(side, micro) for side in sides for micro in tries]
-    return choices[0] if len(choices) == 1 else min(choices, key=lambda c: run(*c, folder, count=BATCH)["seconds"])
+    return choices[0] if len(choices) == 1 else min(choices, key=seconds)
 
 
 def main() -> None:

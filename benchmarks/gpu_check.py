@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+if "RBD_CHECK_ROOT" not in os.environ:
+    sys.exit("error: start it by bash launch/gpu_check.sh (DRY=1 rehearses it without a GPU)")
 ROOT = Path(os.environ["RBD_CHECK_ROOT"])
 DRY = bool(os.environ.get("RBD_CHECK_DRY"))
 

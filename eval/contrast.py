@@ -31,7 +31,7 @@ from eval.contrast_tables import (
     stability_table,
 )
 from rbd_train.app import BaseConfig, stage
-from rbd_train.contrast import CONTENT_FREE, TEMPERATURES, Setting, setting_of
+from rbd_train.contrast import CONTENT_FREE, TEMPERATURES, Setting, check_mode, setting_of
 from rbd_train.engine import ChoiceLogprobs, Engine
 from rbd_train.errors import DataError
 from rbd_train.prompts.direct import read_template
@@ -71,6 +71,7 @@ def main(cfg: ContrastConfig, run: Run) -> float | None:
     with cfg.main.open(run.ledger) as model, cfg.assistant.open(run.ledger) as assistant:
         families = (model.family(), assistant.family())
         notes = check_family(*families, spans)
+        check_mode(setting, families)
         temperatures = tuple(sorted({*TEMPERATURES, setting.temperature}))
         asked = questions([*items, *content_free(items)], spans, families, template, cfg.spaced, cfg.context)
         said = [

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from pydantic import Field, ValidationError
 
-from rbd_train.engine import Engine
+from rbd_train.engine import Engine, Family
 from rbd_train.errors import UsageError
 from rbd_train.prompts.direct import TEMPLATE
 from rbd_train.records import Graded, Position, Readings, Record, ScoreRow, Step, uniform
@@ -63,6 +63,16 @@ def setting_of(mode: str, strength: float, temperature: float, alpha: float | No
     except ValidationError as error:
         first = error.errors()[0]
         raise UsageError(f"{first['loc'][0]} is {first['input']!r}: {first['msg']}") from error
+
+
+def check_mode(setting: Setting, families: Sequence[Family | None]) -> None:
+    """Refuse, before anything is asked, what only full logits can give.
+
+    Raises:
+        UsageError: as_released with a model behind a server.
+    """
+    if setting.mode == "as_released" and None in families:
+        raise UsageError("mode=as_released needs full logits, which no server gives: use engine=local, or mode=paper")
 
 
 MAIN_ALONE = Setting(strength=0.0)
@@ -370,6 +380,7 @@ def contrastive_scores(
     chosen, spans = setting or Setting(), parse_ranges(ranges)
     families = (main.family(), assistant.family())
     check_family(*families, spans)
+    check_mode(chosen, families)
     asked = questions(items, spans, families, template, spaced, None, reviews)
     temperatures = tuple(sorted({1.0, chosen.temperature}))
     rows = rows_of(asked, ask(main, asked, temperatures), ask(assistant, asked, temperatures), temperatures)

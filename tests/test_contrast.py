@@ -12,6 +12,7 @@ from rbd_train.contrast import (
     RELEASED_CUT,
     TEMPERATURES,
     Setting,
+    check_mode,
     covered,
     decide,
     decide_alone,
@@ -25,6 +26,8 @@ from rbd_train.contrast import (
     single_token,
     without_prior,
 )
+from rbd_train.engine import Family
+from rbd_train.engines.tree import Asked, plan
 from rbd_train.errors import UsageError
 from rbd_train.records import Position, Readings, ScoreRow, Step
 
@@ -293,3 +296,21 @@ def test_equal_strength_cancels_by_algebra() -> None:
 
 def test_human_scores_shift_with_the_range() -> None:
     assert shifted(3.5, (1, 5), 0, 4) == 2.5 and shifted(3.0, (1, 5), 1, 10) == 5.5
+
+
+def test_what_no_server_gives_is_refused_before_it_is_asked_for() -> None:
+    family = Family(None, None, 1)
+    with pytest.raises(UsageError, match="mode=as_released needs full logits"):
+        check_mode(Setting(mode="as_released"), (family, None))
+    check_mode(Setting(mode="as_released"), (family, family))
+    check_mode(Setting(), (None, None))
+
+
+def test_a_context_beyond_the_limit_shares_with_its_neighbours() -> None:
+    """Alone, each question about a long article would read it anew."""
+    article = list(range(100))
+    asked = {k: Asked([*article, 200 + k], [[1], [2]], ()) for k in range(8)} | {8: Asked([7, 8, 9], [[1]], ())}
+    batches = list(plan(list(asked), asked, 40))
+    assert any(set(range(8)) <= set(batch) for batch in batches)
+    short = {k: Asked([k, 5, 6], [[1]], ()) for k in range(9)}
+    assert max(map(len, plan(list(short), short, 9))) == 3

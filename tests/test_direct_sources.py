@@ -9,7 +9,7 @@ import pytest
 from rbd_train.errors import DataError
 from rbd_train.sources.direct import BiggenSource, FeedbackSource, NewsroomSource, SummEvalSource
 
-DATA = Path(__file__).parents[1] / "shared" / "data" / "direct_assessment"
+DATA = Path(__file__).parents[2] / "shared" / "data" / "direct_assessment"
 RUBRIC = {"criteria": "Is it right?"} | {f"score{k}_description": f"level {k}" for k in range(1, 6)}
 
 

@@ -235,6 +235,9 @@ class LocalBackend:
 
     def _read(self, asked: Sequence[Asked]) -> list[ChoiceLogprobs]:
         kinds = set(getattr(self._model.config, "layer_types", None) or ["full_attention"])
+        window = getattr(self._model.config, "sliding_window", None)
+        if window and max(len(a.context) for a in asked) > window and not hasattr(self._model.config, "layer_types"):
+            raise UsageError(f"model {self.name} sees {window} tokens back; readings of longer prompts would be others")
         if kinds != {"full_attention"}:
             raise UsageError(f"model {self.name} has layers of {sorted(kinds)}; readings need full attention in all")
         real = max(self._tokenizer.get_vocab().values()) + 1

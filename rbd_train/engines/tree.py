@@ -59,16 +59,21 @@ class Tree(NamedTuple):
 
 
 def plan(rows: Sequence[int], asked: dict[int, Asked], limit: int) -> Iterator[list[int]]:
-    """Yield batches whose tries have at most `limit` tokens; neighbours in order share the most."""
+    """Yield batches whose tries have at most `limit` tokens; neighbours in order share the most.
+
+    One that begins with a longer context takes what shares it too: alone, each of its neighbours would pay for it anew.
+    """
     batch: list[int] = []
-    size, last = 0, list[int]()
+    size, last, room = 0, list[int](), limit
     for row in sorted(rows, key=lambda i: (asked[i].context, i)):
         context, choices, _ = asked[row]
         tails = sum(len(choice) - 1 for choice in choices)
         added = len(context) - _common(last, context) + tails
-        if batch and size + added > limit:
+        if batch and size + added > room:
             yield batch
             batch, size, added = [], 0, len(context) + tails
+        if not batch:
+            room = max(limit, len(context) + limit // 2)
         batch.append(row)
         size += added
         last = context
