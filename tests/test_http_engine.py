@@ -536,7 +536,7 @@ def test_a_key_in_the_wrong_place_is_refused_and_not_repeated(settings: dict[str
 
 
 def test_workers_share_the_limits(server: Server, open_engine: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbd_train.engines.http import Collection
+    from rbd_train.engines.collection import Collection
 
     monkeypatch.setenv("WORLD_SIZE", "4")
     engine: Any = open_engine(concurrency=16, requests_per_minute=60.0)
