@@ -30,7 +30,9 @@ def lines(before: int, after: int) -> tuple[str, str]:
     pair = BiasPair(id="ITEM", bias="verbosity", source="s", plain=item, biased=item)
     record = BiasRecord(id="ITEM", group="gITEM", bias="verbosity", order="stored", pair=pair, plain=judged(0),
                         biased=judged(before), label=before == 1)  # fmt: skip
-    flagged = Trace(case_id="ITEM", author="d", thinking="It is longer. " * 60, verdict=before != after, reply="Yes")
+    thinking = "It is longer. " * 150  # as long as R1's
+    flagged = Trace(case_id="ITEM", author="d", thinking=thinking, verdict=before != after,
+                    reply=f"<think>\n{thinking}\n</think>\n\nYes")  # fmt: skip
     rounds = [Round(judgements=(judged(before),), trace=flagged)]
     rounds += [Round(judgements=(judged(after),), trace=None)] if before != after else []
     revision = Revision(id="ITEM", rounds=tuple(rounds), stop="max_rounds", calls=2)
