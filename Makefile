@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/python -m rbd_train.embedded
 	PATH="$(CURDIR)/$(BIN):$$PATH" bash launch/demo.sh
 
-# three seeds, each with questions of its own: make demo's and two more, about a quarter of an hour a seed on two cores
+# three seeds, each with questions of its own: make demo's and two more, about 13 minutes a seed on two free cores
 demo-seeds: demo
 	for seed in 1 2; do PATH="$(CURDIR)/$(BIN):$$PATH" NAME=demo-$$seed SEED=$$seed bash launch/demo.sh || exit 1; done
 	$(BIN)/rbd report name=demo-seeds from=demo 'runs=[demo,demo-1,demo-2]' 'title="Three seeds (in full: demo)"'

@@ -8,7 +8,7 @@ say() { printf '\n== %s\n' "$*"; }
 
 # word problems for four biases; a third of the cues favours the right answer, so that content-blind rules fail
 rbd pairs $run congruent_share=0.3333 source.train=${TRAIN:-220} source.test=50
-say "the judge decides (about 2 minutes on two cores)"
+say "the judge decides (about a minute on two cores)"
 # a real model with a declared planted leaning decides every pair, in an order drawn per pair
 rbd judgements $run orders=one judge=embedded_leaning sham=true noise_limit=50
 # a template works each case out from what is shown; its records say that it is a template
