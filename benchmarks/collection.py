@@ -7,6 +7,7 @@ clash with ours, in an environment that this script makes in .bench/. Ours is al
 """
 
 import asyncio
+import importlib.util
 import json
 import os
 import resource
@@ -92,6 +93,10 @@ def curator(url: str, rows: int, folder: str) -> float:
         "TELEMETRY_ENABLED": "false", "CURATOR_DISABLE_RICH_DISPLAY": "1", "OPENAI_API_KEY": "none",
         "CURATOR_CACHE_DIR": folder, "HF_HUB_OFFLINE": "1", "LITELLM_LOCAL_MODEL_COST_MAP": "True",
     }  # fmt: skip
+    # curator counts tokens with a file that it would fetch; litellm, which it needs, brings the file along
+    litellm = importlib.util.find_spec("litellm")
+    assert litellm is not None and litellm.origin is not None
+    os.environ["TIKTOKEN_CACHE_DIR"] = str(Path(litellm.origin).parent / "litellm_core_utils" / "tokenizers")
     from bespokelabs import curator as peer
 
     class Asker(peer.LLM):  # type: ignore[misc]
