@@ -398,7 +398,7 @@ def test_whole_answers_have_no_logprobs_over_http(open_engine: Opener) -> None:
 
 def in_flight_at_once(concurrency: int, throttled: int) -> list[int]:
     """Drive the places of one server through 429s and replies; returns how many were free after each."""
-    server = Places("u", None, float(concurrency), concurrency)
+    server = Places("u", [None], float(concurrency), concurrency)
     seen = []
     for _ in range(throttled):
         server.refused(server.cuts)
@@ -411,7 +411,7 @@ def in_flight_at_once(concurrency: int, throttled: int) -> list[int]:
 def test_places_shrink_on_429_and_grow_again() -> None:
     assert in_flight_at_once(16, 3) == [8, 4, 2, 16]
     assert in_flight_at_once(16, 9)[-2:] == [1, 16]
-    server = Places("u", None, 16.0, 16)
+    server = Places("u", [None], 16.0, 16)
     for _ in range(10):  # ten calls of one burst are one reason to slow down
         server.refused(0)
     assert server.places == 8

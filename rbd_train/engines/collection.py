@@ -69,7 +69,7 @@ class Collection:
         """Answer, or end early with what the calls under way still bring."""
         if not missing:
             return
-        clients = self.backend.clients()
+        clients = self.backend.clients(self.concurrency)
         count = min(self.concurrency, len(missing))
         places = max(1.0, self.concurrency / len(clients))
         urls = self.settings.base_url
@@ -96,7 +96,7 @@ class Collection:
             await self.writer.close()
             if self.no_fault:
                 self.commit.forget(self.no_fault)
-            for client in clients:
+            for client in (client for own in clients for client in own):
                 await client.close()
 
     async def _work(self, index: int | None) -> None:
@@ -177,13 +177,16 @@ class Collection:
     async def _call(self, server: "Server[openai.AsyncOpenAI]", request: Request, seconds: float) -> Result:
         """Make one call."""
         import openai
+        from openai.types.chat import ChatCompletion
 
         short, cuts = self.backend.short, server.cuts
         try:
             async with asyncio.timeout(seconds):
-                answer = await server.client.chat.completions.create(
-                    **body_of(request, self.settings.model, self.settings.logprobs)
-                )
+                # not chat.completions.create: it walks through the body's types anew for every call
+                answer = await next(server.clients).post(
+                    "/chat/completions", cast_to=ChatCompletion,
+                    body=body_of(request, self.settings.model, self.settings.logprobs),
+                )  # fmt: skip
         except openai.APIConnectionError as error:  # its subclass APITimeoutError too
             timed_out = isinstance(error, openai.APITimeoutError)
             unreached = type(error.__cause__).__name__ in UNREACHED

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     import openai
 
 NO_KEY = "none"  # what the SDK is given for a server without keys
+CONNECTIONS = 4  # calls in flight on one client
 CONNECT_S = 10.0  # seconds for a connection
 
 
@@ -120,15 +121,21 @@ class HttpBackend:
     def close(self) -> None:
         """Nothing is held between calls."""
 
-    def clients(self) -> "list[openai.AsyncOpenAI]":
-        """Open one client per server; the SDK's own retries are off, since each would double ours."""
+    def clients(self, calls: int) -> "list[list[openai.AsyncOpenAI]]":
+        """Open clients for so many calls in flight, per server; the SDK's own retries are off: each would double ours.
+
+        A client's pool looks at all of its connections for each request (httpcore), which took 29 % of a profiled run
+        with 64 calls on one client.
+        """
         import openai
 
         timeout = openai.Timeout(self.settings.timeout_s, connect=min(CONNECT_S, self.settings.timeout_s))
+        each = -(-calls // CONNECTIONS)
         return [
-            openai.AsyncOpenAI(api_key=self._api_key or NO_KEY, base_url=url, max_retries=0, timeout=timeout)
+            [openai.AsyncOpenAI(api_key=self._api_key or NO_KEY, base_url=url, max_retries=0, timeout=timeout)
+             for _ in range(each)]
             for url in self.settings.base_url
-        ]
+        ]  # fmt: skip
 
     def short(self, error: Exception) -> str:
         """Tell an error in a line, without the key: servers echo the one that they refuse."""

@@ -1,6 +1,7 @@
 """How fast servers are asked: places that shrink on 429 and grow again, servers in turn, limits per minute."""
 
 import asyncio
+import itertools
 from collections.abc import Sequence
 from typing import Generic, TypeVar
 
@@ -11,15 +12,16 @@ C = TypeVar("C")
 
 
 class Server(Generic[C]):
-    """One server: its client, and how many calls it takes at once.
+    """One server: its clients, asked in turn, and how many calls it takes at once.
 
     Additive increase, multiplicative decrease, as in TCP: a 429 halves the places, but only once for all the calls that
     were under way by then; every reply adds a share, so that a full round of replies adds one place.
     """
 
-    def __init__(self, url: str, client: C, places: float, ceiling: int) -> None:
+    def __init__(self, url: str, clients: Sequence[C], places: float, ceiling: int) -> None:
         """Start with so many places, and never have more than the ceiling."""
-        self.url, self.client, self.places, self.ceiling = url, client, places, ceiling
+        self.url, self.places, self.ceiling = url, places, ceiling
+        self.clients = itertools.cycle(clients)
         self.busy = self.unreached = self.cuts = 0
         self.dead = ""  # why it counts as dead
 
