@@ -65,19 +65,21 @@ def main(cfg: JudgementsConfig, run: Run) -> float | None:
         views = views_of(pairs, cfg.orders)
         shown = [part for view in views for part in (view.plain, view.biased)]
         judged = judge.judge(shown)
-        states = Counter(judge.engine.states)
+        states, read = Counter(judge.engine.states), Counter(state_of(judgement) for judgement in judged)
+        replies = replies_table("judgements", judge.engine, states, read)
         records = label(views, judged)
         noise = noise_floor(judge, *drawn(views, judged[1::2], cfg.noise_limit), cfg.noise_samples, cfg.sham)
+        calls = dict(judge.engine.calls)
         planted = isinstance(judge, ContentJudge) and judge.leaning
         bare = label(views, judge.unplanted().judge(shown)) if planted else []
     cases = readable_cases(records)
     run.write("records.jsonl", records)
     run.write("cases.jsonl", cases)
-    run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
-    run.facts["leaning"] = getattr(judge, "leaning", {})
+    run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": calls}
+    run.facts |= {"leaning": getattr(judge, "leaning", {}), "planted": getattr(judge, "planted", {})}
     about_noise = noise_note(cfg.noise_samples, cfg.sham, cfg.noise_limit)
     run.table(records_table(records, noise, f"{declared(judge)}; {about_noise}"))
-    run.table(replies_table("judgements", judge.engine, states, Counter(state_of(judgement) for judgement in judged)))
+    run.table(replies)
     if bare:  # the same scores without the leaning, so no further call
         table = records_table(bare, None, f"judge {judge.name}: without its planted leaning")
         run.table(table.model_copy(update={"name": "judgements_unplanted", "title": "The same judge, unplanted"}))

@@ -309,9 +309,11 @@ def page(
         for name, heading in SECTIONS.items() if name in found
     ]  # fmt: skip
     leaning = found.get("judgements", {}).get("manifest", {}).get("facts", {}).get("leaning") or {}
+    planted = any(part["manifest"].get("facts", {}).get("planted") for part in found.values())
     template = any("template" in table.note for part in parts for table in part["tables"] if part["stage"] == "traces")
     return environment.get_template("report.html.jinja").render(
         title=title, parts=parts, summary=summary, figures=figures, cases=cases, leaning=leaning, template=template,
+        planted=planted,
         top=top, warnings=warnings, lead=lead(summary), rest=rest, three=three(cases), kinds=list(KINDS.values()),
         biases=sorted({case["record"].bias for case in cases}),
         manifests={name: part["manifest"] for name, part in found.items()},

@@ -4,6 +4,7 @@
 #   bash launch/rbd_paper.sh           interrupted anywhere, the same command goes on; DRY=1 prints the commands
 # What each size takes: rbd plan experiment=r1_qwen_14b launch=zero3_offload gpus=6 gpu_gb=80
 set -euo pipefail
+if [ -n "${DRY:-}" ]; then : "${GSM8K:=train.jsonl}" "${RBD_DATA:=rbd_bias4_eval}"; fi
 step() { if [ -n "${DRY:-}" ]; then echo "rbd $*"; else rbd "$@"; fi; }
 
 # name, model, server and key's variable of each judge (arXiv 2505.17100)

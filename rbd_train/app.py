@@ -3,6 +3,7 @@
 import ast
 import contextlib
 import dataclasses
+import difflib
 import errno
 import importlib
 import importlib.util
@@ -29,6 +30,7 @@ STAGES = {
     "contrast": "eval.contrast", "report": "eval.report",
 }  # fmt: skip
 ENGINE_SLOTS = ("judge", "detector", "teacher")
+CALLLESS = ("curate", "plan", "sft", "distil", "dpo", "relative", "report")
 
 
 @dataclasses.dataclass
@@ -78,7 +80,9 @@ def load_stage(name: str) -> Stage:
         UsageError: there is no such stage.
     """
     if name not in STAGES:
-        raise UsageError(f"there is no stage {name!r}; stages: {', '.join(STAGES)}")
+        close = difflib.get_close_matches(name, STAGES, n=1)
+        hint = f"did you mean {close[0]}? " if close else ""
+        raise UsageError(f"there is no stage {name!r}; {hint}stages: {', '.join(STAGES)}")
     found = importlib.import_module(STAGES[name]).main
     assert isinstance(found, Stage)
     return found
@@ -132,7 +136,7 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
 
 def _rehearse(chosen: Stage, config: Any, run: Run) -> None:
     """Go as far as the first calls that the ledger can't answer, in a folder of no consequence, and tell them."""
-    if not set(ENGINE_SLOTS) & {f.name for f in dataclasses.fields(chosen.config)} and chosen.name != "pairs":
+    if chosen.name in CALLLESS:
         raise UsageError(f"stage {chosen.name} makes no calls, so that dry_run=true has nothing to tell")
     with tempfile.TemporaryDirectory() as nowhere:
         run.folder = Path(nowhere)

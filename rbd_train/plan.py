@@ -48,6 +48,11 @@ class PlanConfig(BaseConfig):
 def main(cfg: PlanConfig, run: Run) -> float | None:
     """Count, track, compare, and propose."""
     sharding = cfg.launch or ("ddp" if cfg.gpus > 1 else "")
+    for name in ("gpus", "gpus_per_machine", "gpu_gb", "host_gb", "mfu"):
+        if getattr(cfg, name) <= 0:
+            raise UsageError(f"{name} is {getattr(cfg, name)}; it must be more than 0")
+    if cfg.gpu not in PEAK:
+        raise UsageError(f"gpu is {cfg.gpu!r}, whose speed isn't known; choose one of {', '.join(PEAK)}")
     if sharding and sharding not in LAUNCHES:
         raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
     accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus)
@@ -118,11 +123,16 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
          Setting("ddp", setting.gpus, adapters._replace(four_bit=True)))
     )  # fmt: skip
     more = setting.gpus * 2
+    least = more * cfg.trainer.micro_batch
+    batch = "" if cfg.trainer.global_batch % least == 0 else f" trainer.global_batch={least}"
     tried.append(
-        (f"launch=zero3 gpus={more} trainer.recompute=true", Setting("zero3", more, shape._replace(recompute=True)))
-    )
+        (f"launch=zero3 gpus={more} trainer.recompute=true{batch}",
+         Setting("zero3", more, shape._replace(recompute=True)))
+    )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
     for words, other in tried:
+        if other == setting:  # it is so already
+            continue
         plan = plan_rank(other.shape, other.sharding, other.gpus, gpu=True)
         fits = fitting(plan, cfg.gpu_gb * GIB, cfg.host_gb * GIB, min(other.gpus, cfg.gpus_per_machine))
         rows.append((words, plan.total / GIB, plan.host / GIB, "yes" if fits else "no"))

@@ -7,6 +7,7 @@ import os
 import platform
 import shutil
 import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import metadata
@@ -144,7 +145,10 @@ class Run:
         """Tell the person at the terminal and the log; only the main process speaks."""
         text = printable(text)
         if self.main:
-            print(text, flush=True)
+            try:
+                print(text, flush=True)
+            except BrokenPipeError:  # `| head` has seen enough: the stage goes on
+                sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             with (self.folder / "run.log").open("a", encoding="utf-8") as file:
                 file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%SZ', time.gmtime())} {text}\n")
 
@@ -188,6 +192,7 @@ class Run:
             key for key, value in flat(hashed(self.config)).items() if flat(manifest["config"]).get(key) != value
         ]
         changed += [key for key in flat(manifest["config"]) if key not in flat(hashed(self.config))]
+        changed = [key for key in changed if key.rpartition(".")[2] not in _PACE]
         stale = [
             path for path, entry in manifest["inputs"].items()
             if not self.input_path(path).is_file() or digest(self.input_path(path)) != entry["sha256"]
@@ -291,6 +296,9 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return manifest
 
 
+# of an engine: how fast and for how much it is asked, which changes no reply
+_PACE = ("concurrency", "timeout_s", "deadline_s", "backoff_s", "requests_per_minute", "tokens_per_minute", "price_in",
+         "price_out", "budget_usd")  # fmt: skip
 _NO_RESULT = ("overwrite", "debug", "wandb", "root", "launch", "processes", "dry_run")
 
 

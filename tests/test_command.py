@@ -526,3 +526,46 @@ def test_a_diverged_training_says_so(rbd: Any, tmp_path: Path) -> None:
     assert (
         not Path("runs/default/sft/model").exists() and "NaN" not in Path("runs/default/sft/events.jsonl").read_text()
     )
+
+
+def test_a_reader_that_has_seen_enough_fails_no_stage(tmp_path: Path) -> None:
+    """`rbd ... | head -1` closes the pipe while the stage goes on."""
+    rbd_words = [sys.executable, "-m", "rbd_train.app"]
+    subprocess.run([*rbd_words, "pairs", "limit=20"], cwd=tmp_path, check=True, capture_output=True)
+    process = subprocess.Popen([*rbd_words, "judgements", "judge=planted"], cwd=tmp_path, stdout=subprocess.PIPE,
+                               stderr=subprocess.PIPE)  # fmt: skip
+    assert process.stdout is not None
+    process.stdout.close()
+    process.wait()
+    manifest = json.loads((tmp_path / "runs/default/judgements/manifest.json").read_text())
+    assert manifest["status"] == "complete", manifest["reason"]
+
+
+def test_how_fast_one_asks_is_no_other_setting(rbd: Callable[..., Any]) -> None:
+    words = ("judgements", "judge=generative", "engine=scripted", "engine.rules=[{pattern: '.', reply: 'Output (a)'}]")
+    assert rbd("pairs", "limit=4").code == 0 and rbd(*words).code == 0
+    manifest = Path("runs/default/judgements/manifest.json")
+    known = json.loads(manifest.read_text())
+    known["config"]["judge"]["engine"]["concurrency"] = 4  # as of a collection over HTTP
+    manifest.write_text(json.dumps(known))
+    again = rbd(*words)
+    assert again.code == 0 and "complete already" in again.out
+    known["config"]["judge"]["engine"]["model"] = "another"
+    manifest.write_text(json.dumps(known))
+    assert rbd(*words).code == 2
+
+
+def test_a_misspelt_stage_is_guessed(rbd: Callable[..., Any]) -> None:
+    said = rbd("jugding")
+    assert said.code == 2 and "did you mean judging?" in said.err
+
+
+def test_a_dry_run_tells_the_calls_of_every_stage_that_makes_some(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    row = {"id": "1", "document": "d", "text": "t", "dimension": "quality", "human": 3.0}
+    (tmp_path / "texts.jsonl").write_text(json.dumps(row) + "\n")
+    server = [f"{slot}.{key}" for slot in ("main", "assistant")
+              for key in ("model=M", "base_url=http://127.0.0.1:1/v1", "api_key_env=null")]  # fmt: skip
+    said = rbd("contrast", "engine@main=http", "engine@assistant=http", *server, "source=graded",
+               "source.path=texts.jsonl", "ranges=[1-5]", "dry_run=true")  # fmt: skip
+    assert said.code == 0 and "dry run of contrast: " in said.out and "calls, about" in said.out
+    assert "makes no calls" in rbd("report", "dry_run=true").err

@@ -383,3 +383,12 @@ def test_a_functions_identity_is_the_same_in_every_process(tmp_path: Path) -> No
         for seed in "123"
     }  # fmt: skip
     assert len(said) == 1 and "perhaps" in said.pop()
+
+
+def test_a_function_that_returns_nothing_gives_an_empty_reply(tmp_path: Path) -> None:
+    """Many clients say None for a refusal."""
+    engine = Engine(FunctionBackend(lambda m: None, "f"), Ledger(tmp_path / "l.sqlite"), attempts=1)  # type: ignore[arg-type,return-value]
+    assert engine.generate(asking("a"), SHORT)[0].status == "empty"
+    other = Engine(FunctionBackend(lambda m: 4, "g"), Ledger(tmp_path / "l.sqlite"), attempts=1)  # type: ignore[arg-type,return-value]
+    with pytest.raises(UsageError, match="the function 'g' returned 4"):
+        other.generate(asking("a"), SHORT)

@@ -164,3 +164,15 @@ def test_layouts_are_counted_as_they_are_kept() -> None:
     assert offloaded.host == (4 + 4 + 12 + 4) * total // 8
     assert buffers("ddp", 8, total, total, "bfloat16") == 2 * total and buffers("ddp", 1, total, total, "bfloat16") == 0
     assert buffers("zero2", 8, total, 10**6, "bfloat16") == buffers("zero2", 1, total, total, "bfloat16") == 10**9
+
+
+def test_what_is_proposed_can_be_done(rbd: Callable[..., Any]) -> None:
+    """More GPUs need a global batch that they share, and what is set already is no remedy."""
+    said = rbd("plan", "model=r1_qwen_7b", "gpu_gb=1")
+    assert said.code == 0, said.err
+    tables = Path("runs/default/plan/tables.json").read_text()
+    assert "launch=zero3 gpus=16 trainer.recompute=true trainer.global_batch=16" in tables
+    assert rbd("plan", "name=b", "model=r1_qwen_7b", "launch=zero3", "gpus=16", "trainer.global_batch=16").code == 0
+    for word, told in (("gpus=0", "gpus is 0"), ("gpu=H1000", "choose one of H200")):
+        said = rbd("plan", "name=c", "model=r1_qwen_7b", word)
+        assert said.code == 2 and told in said.err

@@ -194,7 +194,12 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
         "debias_rivals", "judging", "judging_agreement", "rbd_main",
     } <= tables  # fmt: skip
     page = Path("runs/default/report/index.html").read_text()
-    assert "simulated" in page and "one judge; nothing is said about others" in page and "Single cases" in page
+    assert (
+        "What is simulated" in page
+        and "The judge is no model: it decides by planted rates" in page
+        and "one judge; nothing is said about others" in page
+        and "Single cases" in page
+    )
     assert "diag has only No" in page or "detection_counts-diag" in page
     summary = json.loads(Path("runs/default/report/summary.json").read_text())
     assert summary["detection-diag.accuracy"]["value"] < 0.5 < summary["detection.accuracy"]["value"]

@@ -35,7 +35,10 @@ class FunctionBackend:
     def _answer(self, request: Request) -> Reply:
         if request.sampling is None:
             return _arbitrary_logprobs(request)
-        text = self.reply(request.messages)
+        said: Any = self.reply(request.messages)
+        if said is not None and not isinstance(said, str):
+            raise UsageError(f"the function {self.identity['model']!r} returned {said!r:.80}; a reply is text, or None")
+        text = said or ""  # None: many clients' word for a refusal
         return Completion(status="ok" if text.strip() else "empty", text=text, finish_reason="stop")
 
     def together(self, requests: Sequence[Request]) -> list[list[int]]:
