@@ -58,7 +58,9 @@ def save(
 def tidy_adapter(folder: Path, base: str) -> None:
     """Keep the adapter's tensors and settings, which name the base as the user did, not by a path of this machine."""
     for path in folder.iterdir():
-        if path.name not in ("adapter_config.json", "adapter_model.safetensors"):
+        if path.is_dir():  # TRL's copy of fresh adapters, as dpo's reference
+            shutil.rmtree(path)
+        elif path.name not in ("adapter_config.json", "adapter_model.safetensors"):
             path.unlink()
     settings = json.loads((folder / "adapter_config.json").read_text(encoding="utf-8"))
     write_json(folder / "adapter_config.json", {**settings, "base_model_name_or_path": name_of(base)})

@@ -110,6 +110,17 @@ def test_repeated_rows_count_once() -> None:  # A47
     assert once_each(gathered, 3) == [(0.0, -0.0), (1.0, -1.0), (2.0, -2.0)]
 
 
+def test_adapters_are_trained_and_saved(rbd: Callable[..., Any], written: None) -> None:
+    """TRL keeps a copy of them as a reference, which is no part of the model."""
+    said = rbd("dpo", *TRAIN, *DATA, "model.lora_rank=4", "trainer.max_steps=2")
+    assert said.code == 0, said.err
+    assert losses("default")[0] == pytest.approx(LN2, abs=1e-3)
+    folder = Path("runs/default/dpo/model")
+    assert {path.name for path in (folder / "adapter").iterdir()} == {
+        "adapter_config.json", "adapter_model.safetensors",
+    } and (folder / "model.safetensors").is_file()  # fmt: skip
+
+
 def test_two_processes_make_the_reference_pass_together(rbd: Callable[..., Any], written: None) -> None:
     """In an empty root: what one process stored must not be what the other finds."""
     said = rbd("dpo", *TRAIN, *DATA, "launch=ddp", "processes=2", "trainer.max_steps=1")
