@@ -219,15 +219,14 @@ def _bounded(row: ScoreRow, setting: Setting) -> bool:
     only rise. The decision stands where the best score is fully known and beats every other at its highest.
     """
     main, assistant = row.main, row.assistant
-    ours = [any(s.bound for s in steps) for steps in main.choices] if main else []
+    left_out = _spelled_otherwise(row, main) if main else set()
     theirs = [any(s.bound for s in steps) for steps in assistant.choices] if assistant and setting.strength else []
-    if not any(ours) and not any(theirs):
+    if not (main and _unlisted(main)) and not any(theirs):
         return False
     sure, most = (
         _per_score(row, _combined(row, setting, certain=True)),
         _per_score(row, _combined(row, setting, certain=False)),
     )
-    left_out = _spelled_otherwise(row, main) if main else set()
     for choice, loose in enumerate(theirs):
         if loose and choice not in left_out:
             most[row.scores[choice] - row.low] = math.inf

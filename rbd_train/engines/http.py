@@ -124,8 +124,7 @@ class HttpBackend:
     def clients(self, calls: int) -> "list[list[openai.AsyncOpenAI]]":
         """Open clients for so many calls in flight, per server; the SDK's own retries are off: each would double ours.
 
-        A client's pool looks at all of its connections for each request (httpcore), which took 29 % of a profiled run
-        with 64 calls on one client.
+        A client's pool looks at all of its connections for each request (httpcore), so that few share one.
         """
         import openai
 
