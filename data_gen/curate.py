@@ -60,6 +60,7 @@ def main(cfg: CurateConfig, run: Run) -> float | None:
     held_out = {
         pair.plain.group: pair.plain.question for file in cfg.held_out for pair in run.read(Path(file), BiasPair)
     }
+    check_left_out(cfg.leave_out, {r.bias for r in records}, {case.judge for case in cases})
     splits = split_groups(records, cfg.test_share, set(held_out), cfg.seed)
     kept = select(records, cases, traces, splits, cfg.definitions, cfg.per_case, frozenset(cfg.leave_out), cfg.parts)
     kept = screened(kept, list(held_out.values()), cfg.near_twins, cfg.ngram, cfg.balance)
@@ -83,6 +84,16 @@ class Curated(NamedTuple):
     train: list[Example]
     test: list[Example]
     dropped: list[Dropped]
+
+
+def check_left_out(names: Sequence[str], biases: set[str], judges: set[str]) -> None:
+    """Refuse a name that leaves nothing out: one misspelt would be trained on."""
+    for name in names:
+        if name not in biases | judges:
+            raise UsageError(
+                f"leave_out names {name!r}, which is neither a bias nor a judge of these records; "
+                f"biases: {', '.join(sorted(biases))}; judges: {', '.join(sorted(judges))}"
+            )
 
 
 def split_groups(records: Sequence[BiasRecord], test_share: float, held_out: set[str], seed: int) -> dict[str, str]:

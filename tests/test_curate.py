@@ -328,6 +328,27 @@ def test_the_surplus_of_a_label_is_drawn_and_the_rest_is_even() -> None:
     assert left == surplus(rows_[::-1]) and surplus(examples(True)) == {("c0", 0)}
 
 
+def test_a_judge_that_is_left_out_is_tested_on_and_never_trained_on(rbd: Any, tmp_path: Path, stages: Any) -> None:
+    many = [record(f"r{k}", split="test" if k > 5 else "train") for k in range(8)]
+    cases = [case(r.id).model_copy(update={"judge": "jk"[k % 2]}) for k, r in enumerate(many)]
+    stages(records=many, cases=cases, traces=[trace(r.id) for r in many])
+    assert rbd("curate", "leave_out=[k]").code == 0
+    folder = tmp_path / "runs/default/curate"
+    assert Counter(e.case.judge for e in read_rows(folder / "train.jsonl", Example)) == {"j": 3}
+    assert Counter(e.case.judge for e in read_rows(folder / "test.jsonl", Example)) == {"j": 1, "k": 1}
+    dropped = Counter((row.case_id, row.reason) for row in read_rows(folder / "dropped.jsonl", Dropped))
+    assert dropped == {(name, "left out"): 1 for name in ("r1", "r3", "r5")}
+
+
+@pytest.mark.parametrize("name", ["verbosty", "K", "left out"])
+def test_what_would_leave_nothing_out_is_refused(rbd: Any, tmp_path: Path, stages: Any, name: str) -> None:
+    stages()
+    said = rbd("curate", f'leave_out=["{name}"]')
+    assert said.code == 2 and f"leave_out names '{name}'" in said.err, said.err
+    assert "biases: verbosity; judges: j" in said.err
+    assert not list((tmp_path / "runs/default/curate").glob("*.jsonl"))
+
+
 def test_what_is_screened_out_is_counted(rbd: Any, tmp_path: Path, stages: Any) -> None:
     many = [record(f"r{k}", split="train", label=k % 3 == 0) for k in range(9)] + [record("held", split="test")]
     texts = {r.id: f"{r.id} {LONG.format(n=r.id)}" if r.id in ("r1", "held") else f"{r.id} is short" for r in many}
