@@ -21,24 +21,24 @@ def graded_table(examples: Sequence[Example], said: Verdicts, known: Probabiliti
     rows: list[tuple[Cell, ...]] = []
     for name, p in known.items():
         part = [e for e in examples if e.case.id in p]
-        found = graded([p[e.case.id] for e in part], [e.label for e in part])
-        auc = roc_auc([p[e.case.id] for e in part], [e.label for e in part], [e.group for e in part])
+        known_rows = ([p[e.case.id] for e in part], [e.label for e in part], [e.group for e in part])
+        found, auc = graded(*known_rows), roc_auc(*known_rows)
         development = [e for e in part if in_development(e.group)]
         rest = [e for e in part if not in_development(e.group)]
         threshold = best_threshold([p[e.case.id] for e in development], [e.label for e in development])
         by_verdict = [Scored("", e.group, e.label, said[name][e.case.id]) for e in rest]
-        by_threshold = [Scored("", e.group, e.label, p[e.case.id] >= threshold) for e in rest] if threshold else []
+        passed = None if threshold is None else [Scored("", e.group, e.label, p[e.case.id] >= threshold) for e in rest]
         rows.append(
             (name, len(part), auc, found.average_precision, found.brier, found.ece, len(development), threshold,
-             len(rest), f1_rate(by_verdict), f1_rate(by_threshold) if threshold else None)
+             len(rest), f1_rate(by_verdict), None if passed is None else f1_rate(passed))
         )  # fmt: skip
     return Table(
         name="detection_graded", title="P(yes), and a threshold in place of the verdict", rows=tuple(rows),
         columns=("method", "cases", "ROC AUC", "average precision", "Brier", "calibration error", "development cases",
                  "threshold", "other cases", "F1, verdict", "F1, threshold"),
         note="P(yes): at the verdict's token, averaged over the samples of a case. The threshold has the best F1 on "
-        "the development half of the questions; both F1 (all biases pooled) are on the other half. ROC AUC: 95 %, by "
-        "question. Calibration error: mean gap over ten bins.",
+        "the development half of the questions; both F1 (all biases pooled) are on the other half. Intervals: 95 %, "
+        "by question. Calibration error: mean gap over ten bins; few cases make it larger, so that it has no interval.",
     )  # fmt: skip
 
 

@@ -2,6 +2,13 @@
 
 from collections import Counter
 from collections.abc import Hashable, Sequence
+from typing import TYPE_CHECKING
+
+from rbd_train.intervals import bootstrap_sums, clustered_wilson
+from rbd_train.metrics import Rate
+
+if TYPE_CHECKING:
+    from rbd_train.intervals import Array
 
 
 def kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None:
@@ -12,6 +19,38 @@ def kappa(first: Sequence[Hashable], second: Sequence[Hashable]) -> float | None
         return None
     names = {name: k for k, name in enumerate(dict.fromkeys([*first, *second]))}
     return float(cohen_kappa_score([names[x] for x in first], [names[x] for x in second]))
+
+
+def kappa_rate(first: Sequence[Hashable], second: Sequence[Hashable], groups: Sequence[str]) -> Rate:
+    """Return Cohen's kappa with a cluster-bootstrap interval.
+
+    Where no resample differs (always the same answer), the agreement's own interval bounds it, chance as found.
+    """
+    import numpy as np
+
+    value = kappa(first, second)
+    if value is None:
+        return Rate(value=None, n=len(first))
+    names = {name: k for k, name in enumerate(dict.fromkeys([*first, *second]))}
+    size = len(names)
+    cells = np.eye(size * size)[[names[a] * size + names[b] for a, b in zip(first, second, strict=True)]]
+
+    def chance(sums: "Array") -> "Array":
+        table = sums.reshape(*sums.shape[:-1], size, size)
+        expected = (table.sum(axis=-1) * table.sum(axis=-2)).sum(axis=-1)
+        return np.asarray(expected / table.sum(axis=(-1, -2)) ** 2)
+
+    def found(sums: "Array") -> "Array":
+        agreed = sums[..., :: size + 1].sum(axis=-1) / sums.sum(axis=-1)
+        return np.asarray((agreed - chance(sums)) / (1 - chance(sums)))
+
+    low, high = bootstrap_sums(cells, groups, found)
+    if low is not None and low == high:
+        same = np.array([float(a == b) for a, b in zip(first, second, strict=True)])
+        expected = float(chance(cells.sum(axis=0)))
+        bounds = clustered_wilson(same, groups)
+        low, high = (None if bound is None else (bound - expected) / (1 - expected) for bound in bounds)
+    return Rate(value=value, n=len(first), low=low, high=high)
 
 
 def krippendorff(units: Sequence[Sequence[Hashable | None]]) -> float | None:

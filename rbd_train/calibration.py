@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
-from rbd_train.intervals import draws, interval
+from rbd_train.intervals import LEVEL, draws, interval, wilson
 from rbd_train.metrics import Rate, mean_rate
 
 if TYPE_CHECKING:
@@ -20,51 +20,95 @@ class Bin(NamedTuple):
 
 
 class Graded(NamedTuple):
-    """What P(yes) is worth; None where a class is missing, so that there is nothing to rank."""
+    """What P(yes) is worth; undefined where a class is missing, so that there is nothing to rank."""
 
-    average_precision: float | None
-    brier: float | None
+    average_precision: Rate
+    brier: Rate
     ece: float | None
 
 
-def graded(p_yes: Sequence[float], labels: Sequence[bool]) -> Graded:
-    """Measure probabilities against labels; the calibration error is the mean gap over ten bins, weighted by rows."""
-    from sklearn.metrics import average_precision_score, brier_score_loss
+def graded(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> Graded:
+    """Measure probabilities against labels; the calibration error is the mean gap over ten bins, weighted by rows.
 
-    if not labels:
-        return Graded(None, None, None)
-    bins = reliability(p_yes, labels, [str(k) for k in range(len(labels))])
-    gap = sum(b.yes.n * abs(b.mean - (b.yes.value or 0.0)) for b in bins) / len(labels)
-    both = len(set(labels)) == 2
+    It has no interval: chance alone makes a gap of every bin, and once more of every resample's.
+    """
+    gap = sum(b.yes.n * abs(b.mean - (b.yes.value or 0.0)) for b in reliability(p_yes, labels, groups))
     return Graded(
-        average_precision=float(average_precision_score(labels, p_yes)) if both else None,
-        brier=float(brier_score_loss(labels, p_yes)), ece=gap,
-    )  # fmt: skip
+        average_precision=average_precision(p_yes, labels, groups),
+        brier=mean_rate([(p - label) ** 2 for p, label in zip(p_yes, labels, strict=True)], groups),
+        ece=gap / len(labels) if labels else None,
+    )
 
 
-def roc_auc(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> Rate:
-    """Return the chance that a true Yes gets more than a true No (ties half), with a cluster-bootstrap interval."""
+def average_precision(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> Rate:
+    """Return the mean precision at the true Yes, highest P(yes) first, with a cluster-bootstrap interval.
+
+    Where no resample differs (every Yes stands above every No), Wilson's over the groups that have a Yes bounds it.
+    """
     import numpy as np
+    from scipy.stats import norm
 
     if len(set(labels)) < 2:
         return Rate(value=None, n=len(labels))
     names, member = np.unique(np.asarray(groups), return_inverse=True)
-    levels, place = np.unique(np.asarray(p_yes), return_inverse=True)
+    levels, place = np.unique(-np.asarray(p_yes), return_inverse=True)
     truth = np.asarray(labels, dtype=bool)
 
-    def area(weights: "Array") -> "Array":
+    def averaged(weights: "Array") -> "Array":
         """Take (resamples, groups) weights."""
-        yes, no = np.zeros((2, len(weights), len(levels)))
-        for counts, mask in ((yes, truth), (no, ~truth)):
+        yes, shown = np.zeros((2, len(weights), len(levels)))
+        for counts, mask in ((yes, truth), (shown, np.ones(len(truth), dtype=bool))):
             np.add.at(counts.T, place[mask], weights[:, member[mask]].T)
-        wins = (yes * (no.cumsum(axis=1) - no / 2)).sum(axis=1)
-        return np.asarray(wins / (yes.sum(axis=1) * no.sum(axis=1)))
+        precision = yes.cumsum(axis=1) / np.maximum(shown.cumsum(axis=1), 1)
+        return np.asarray((yes * precision).sum(axis=1) / yes.sum(axis=1))
 
     with np.errstate(invalid="ignore"):
-        values = [area(weights) for weights in draws(len(names), len(labels))]
-    known = np.concatenate(values) if values else np.zeros(0)
+        drawn = [averaged(weights) for weights in draws(len(names), len(labels))]
+    known = np.concatenate(drawn) if drawn else np.zeros(0)
     low, high = interval(known[~np.isnan(known)], len(names))
-    return Rate(value=float(area(np.ones((1, len(names))))[0]), n=len(labels), low=low, high=high)
+    value = float(averaged(np.ones((1, len(names))))[0])
+    if low is not None and low == high:
+        low, high = wilson(value, len(np.unique(member[truth])), float(norm.ppf(1 - (1 - LEVEL) / 2)))
+    return Rate(value=value, n=len(labels), low=low, high=high)
+
+
+def roc_auc(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> Rate:
+    """Return the chance that a true Yes gets more than a true No, ties half.
+
+    The interval is the logit's, its variance that of the rows' own chances summed by group (Obuchowski 1997): near 1 a
+    bootstrap is too narrow. Where no group differs (a perfect separation), Wilson's over the rarer class's groups
+    bounds it; with a class in one group alone there is none.
+    """
+    import numpy as np
+    from scipy.special import expit, logit
+    from scipy.stats import t as student
+
+    if len(set(labels)) < 2:
+        return Rate(value=None, n=len(labels))
+    truth, p = np.asarray(labels, dtype=bool), np.asarray(p_yes, dtype=float)
+    names, member = np.unique(np.asarray(groups), return_inverse=True)
+    lead = np.where(truth, _above(p, p[~truth]), 1 - _above(p, p[truth]))  # over the rows of the other class
+    area, count = float(lead[truth].mean()), len(names)
+    fewest = min(len(np.unique(member[mask])) for mask in (truth, ~truth))
+    if fewest < 2:
+        return Rate(value=area, n=len(labels))
+    share = (lead - area) / np.where(truth, truth.sum(), (~truth).sum())
+    spread = float(count / (count - 1) * (np.bincount(member, weights=share) ** 2).sum()) ** 0.5
+    z = float(student.ppf(1 - (1 - LEVEL) / 2, count - 1))
+    if spread < 1e-9 or not 0 < area < 1:
+        low, high = wilson(area, fewest, z)
+    else:
+        half = z * spread / (area * (1 - area))
+        low, high = float(expit(logit(area) - half)), float(expit(logit(area) + half))
+    return Rate(value=area, n=len(labels), low=low, high=high)
+
+
+def _above(values: "Array", others: "Array") -> "Array":
+    """Say per value what share of the others it is above, ties half."""
+    import numpy as np
+
+    ordered = np.sort(others)
+    return (np.searchsorted(ordered, values, "left") + np.searchsorted(ordered, values, "right")) / (2 * len(ordered))
 
 
 def reliability(p_yes: Sequence[float], labels: Sequence[bool], groups: Sequence[str]) -> list[Bin]:

@@ -29,11 +29,16 @@ def clustered_wilson(values: "Array", groups: Sequence[str]) -> Interval:
     count, n = len(np.unique(np.asarray(groups))), len(values)
     if count < 2:
         return None, None
-    share = float(values.mean())
-    size, z = n / design_effect(values, groups), float(student.ppf(1 - (1 - LEVEL) / 2, count - 1))
+    z = float(student.ppf(1 - (1 - LEVEL) / 2, count - 1))
+    return wilson(float(values.mean()), n / design_effect(values, groups), z)
+
+
+def wilson(share: float, size: float, z: float) -> tuple[float, float]:
+    """Return Wilson's interval of a share of so many rows, at their effective number; z is the quantile of its law."""
     centre = (share + z * z / (2 * size)) / (1 + z * z / size)
     half = z / (1 + z * z / size) * (share * (1 - share) / size + z * z / (4 * size * size)) ** 0.5
-    return max(0.0, centre - half), min(1.0, centre + half)
+    # the share lies inside, whatever the last digit of the sums is
+    return max(0.0, min(share, centre - half)), min(1.0, max(share, centre + half))
 
 
 def adjusted_wald(more: float, less: float, size: float, groups: int) -> tuple[float, float]:

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from rbd_train.intervals import LEVEL, adjusted_wald, bootstrap_sums, clustered_wilson, design_effect
+from rbd_train.intervals import LEVEL, adjusted_wald, bootstrap_sums, clustered_wilson, design_effect, wilson
 from rbd_train.intervals import cluster_bootstrap as cluster_bootstrap
 from rbd_train.records import Record
 
@@ -120,14 +120,16 @@ def f1_rate(rows: Sequence[Scored]) -> Rate:
     with J = tp/(tp+fp+fn), a share whose Wilson interval over the groups that have a Yes bounds it.
     """
     import numpy as np
+    from scipy.stats import norm
 
     value = confusion(rows).f1
     if value is None:
         return Rate(value=None, n=len(rows))
     low, high = bootstrap_sums(np.array([_f1_counts(row) for row in rows]), [row.group for row in rows], _f1)
     if low is not None and low == high:
-        share = proportion(*[len({row.group for row in rows if any(_f1_counts(row)[:k])}) for k in (1, 3)])
-        low, high = (2 * j / (1 + j) if j is not None else None for j in (share.low, share.high))
+        size = len({row.group for row in rows if any(_f1_counts(row))})
+        bounds = wilson(value / (2 - value), size, float(norm.ppf(1 - (1 - LEVEL) / 2)))
+        low, high = (2 * j / (1 + j) for j in bounds)
     return Rate(value=value, n=len(rows), low=low, high=high)
 
 
@@ -147,6 +149,28 @@ def mean_rate(values: Sequence[float], groups: Sequence[str]) -> Rate:
     else:
         low, high = clustered_wilson(found, groups)
     return Rate(value=float(found.mean()), n=len(values), low=low, high=high)
+
+
+def accuracy_rate(rows: Sequence[Scored]) -> Rate:
+    """Return the share of right verdicts, with an interval that knows shared groups."""
+    return mean_rate([float(row.verdict == row.label) for row in rows], [row.group for row in rows])
+
+
+def precision_rate(rows: Sequence[Scored]) -> Rate:
+    """Return the share of true Yes among Yes, as the counts have it: an unreadable verdict on a No is a false alarm."""
+    said = [row for row in rows if row.verdict or (row.verdict is None and not row.label)]
+    return mean_rate([float(row.label) for row in said], [row.group for row in said])
+
+
+def recall_rate(rows: Sequence[Scored]) -> Rate:
+    """Return the share of found Yes among true Yes; an unreadable verdict finds nothing."""
+    yes = [row for row in rows if row.label]
+    return mean_rate([float(row.verdict is True) for row in yes], [row.group for row in yes])
+
+
+def coverage_rate(rows: Sequence[Scored]) -> Rate:
+    """Return the share of verdicts that can be read."""
+    return mean_rate([float(row.verdict is not None) for row in rows], [row.group for row in rows])
 
 
 class Paired(NamedTuple):

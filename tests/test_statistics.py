@@ -6,13 +6,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binom, binomtest
-from sklearn.metrics import average_precision_score, roc_auc_score
+from scipy.stats import binom, binomtest, norm, t
+from sklearn.metrics import average_precision_score, brier_score_loss, roc_auc_score
 from statsmodels.stats.contingency_tables import mcnemar
 from statsmodels.stats.multitest import multipletests
 
-from rbd_train.agreement import kappa, krippendorff
+from eval.grading import graded_table
+from rbd_train.agreement import kappa, kappa_rate, krippendorff
 from rbd_train.calibration import best_threshold, graded, reliability, roc_auc
+from rbd_train.intervals import wilson
 from rbd_train.metrics import (
     Rate,
     Scored,
@@ -28,6 +30,7 @@ from rbd_train.metrics import (
     paired_test,
     proportion,
 )
+from tests.examples import example  # type: ignore[import-not-found]
 
 REPETITIONS = [300, pytest.param(2000, marks=pytest.mark.slow)]
 
@@ -85,6 +88,41 @@ def test_f1_covers(repetitions: int) -> None:
     covered(draw, 0.8, repetitions, "f1")
 
 
+def detected(generator: np.random.Generator, yes: float, clusters: int = 60, bias: str = "b") -> list[Scored]:
+    """Draw labels and verdicts, eight of ten right, a question's alike: F1 is 1.6 yes / (1.6 yes + .2)."""
+    labels, groups = clustered(generator, yes, clusters)
+    rates = generator.beta(0.8 * 0.7 / 0.3, 0.2 * 0.7 / 0.3, clusters)
+    right = generator.random(len(labels)) < rates[[int(group[1:]) for group in groups]]
+    return [
+        Scored(bias, f"{bias}{g}", x > 0, (x > 0) == bool(ok)) for x, g, ok in zip(labels, groups, right, strict=True)
+    ]
+
+
+@pytest.mark.parametrize("repetitions", [60, pytest.param(2000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("biases", ["b", "abcd"])
+def test_clustered_f1_covers(biases: str, repetitions: int) -> None:
+    """One bias, and the mean of four with 60 questions each, 30 % Yes: both are .706."""
+    measure = f1_rate if biases == "b" else macro_f1
+    covered(
+        lambda g: measure([row for bias in biases for row in detected(g, 0.3, 60, bias)]),
+        0.48 / 0.68, repetitions, f"f1 of {biases}",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("repetitions", REPETITIONS)
+@pytest.mark.parametrize("lead", [1.0, 2.5])
+def test_ranking_covers(lead: float, repetitions: int) -> None:
+    """Normal scores, three tenths of their variance the question's: the area is Phi(lead / sqrt 2), .760 and .961."""
+
+    def draw(generator: np.random.Generator) -> Rate:
+        labels, groups = clustered(generator, 0.5)
+        shared = generator.normal(0, 0.3**0.5, 60)[[int(group[1:]) for group in groups]]
+        scores = shared + generator.normal(0, 0.7**0.5, len(labels)) + lead * np.array(labels)
+        return roc_auc([float(p) for p in norm.cdf(scores)], [x > 0 for x in labels], groups)
+
+    covered(draw, float(norm.cdf(lead / 2**0.5)), repetitions, f"area {lead}")
+
+
 @pytest.mark.parametrize("repetitions", REPETITIONS)
 @pytest.mark.parametrize("kind", ["exact", "mid-p", "clustered"])
 def test_paired_tests_keep_their_error(kind: str, repetitions: int) -> None:
@@ -137,8 +175,6 @@ def test_mid_p_against_its_definition(b: int, c: int) -> None:
 
 def test_large_groups_stay_exact_enough() -> None:
     """Sums of unequal groups over ten thousand rows: within a hair of the normal law."""
-    from scipy.stats import norm
-
     generator = np.random.default_rng(3)
     first = [bool(x) for x in generator.random(20_000) < 0.5]
     second = [bool(x) for x in generator.random(20_000) < 0.5]
@@ -223,7 +259,7 @@ def test_krippendorff_against_the_published_example() -> None:
 
 def test_graded_by_hand_and_against_scikit_learn() -> None:
     p_yes, labels = [0.05, 0.05, 0.85, 0.95, 0.95], [False, True, True, True, True]
-    found = graded(p_yes, labels)
+    found = graded(p_yes, labels, list("abcde"))
     assert found.ece == pytest.approx((2 * 0.45 + 1 * 0.15 + 2 * 0.05) / 5)
     assert [(round(b.mean, 2), b.yes.value, b.yes.n) for b in reliability(p_yes, labels, list("abcde"))] == [
         (0.05, 0.5, 2),
@@ -231,15 +267,71 @@ def test_graded_by_hand_and_against_scikit_learn() -> None:
         (0.95, 1.0, 2),
     ]
     assert roc_auc(p_yes, labels, list("abcde")).value == pytest.approx(roc_auc_score(labels, p_yes))
-    assert found.average_precision == average_precision_score(labels, p_yes)
-    alone = graded([0.2, 0.9], [True, True])
-    assert (
-        roc_auc([0.2, 0.9], [True, True], ["a", "b"]).value is None
-        and alone.average_precision is None
-        and alone.brier is not None
-    )
-    assert graded([], []) == (None, None, None)
-    assert graded([1.0], [True]).ece == 0.0
+    assert found.average_precision.value == pytest.approx(average_precision_score(labels, p_yes))
+    assert found.brier.value == pytest.approx(brier_score_loss(labels, p_yes))
+    alone = graded([0.2, 0.9], [True, True], ["a", "b"])
+    assert roc_auc([0.2, 0.9], [True, True], ["a", "b"]).value is None
+    assert alone.average_precision == Rate(value=None, n=2) and alone.brier.value is not None
+    assert graded([], [], []) == (Rate(value=None, n=0), Rate(value=None, n=0), None)
+    assert graded([1.0], [True], ["a"]).ece == 0.0
+
+
+def test_ranking_against_scikit_learn_with_ties() -> None:
+    generator = np.random.default_rng(2)
+    labels = [bool(x) for x in generator.random(200) < 0.3]
+    p_yes = [round(float(generator.random() + label / 2), 1) / 2 for label in labels]
+    groups = [f"g{k // 3}" for k in range(200)]
+    area, precision = roc_auc(p_yes, labels, groups), graded(p_yes, labels, groups).average_precision
+    assert area.value == pytest.approx(roc_auc_score(labels, p_yes))
+    assert precision.value == pytest.approx(average_precision_score(labels, p_yes))
+    for rate in (area, precision):
+        assert rate.low is not None and rate.value is not None and rate.high is not None
+        assert 0.05 < rate.high - rate.low < 0.35 and rate.low < rate.value < rate.high
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_ranking_in_which_no_question_differs_has_an_interval(copies: int) -> None:
+    """Perfect, upside down, and all alike: 30 questions prove none of the three, and a copy of each adds nothing."""
+    labels, groups = [k % 3 == 0 for k in range(30)] * copies, [f"g{k}" for k in range(30)] * copies
+    for p_yes in ([0.9 if label else 0.1 for label in labels], [0.1 if label else 0.9 for label in labels], [0.5] * 30):
+        rate = roc_auc((p_yes * copies)[: len(labels)], labels, groups)
+        low, high = wilson(rate.value or 0.0, 10, t.ppf(0.975, 29))
+        assert (rate.low, rate.high) == pytest.approx((low, high)), "ten questions have a Yes"
+    best = graded([0.9 if label else 0.1 for label in labels], labels, groups).average_precision
+    assert best.value == best.high == 1.0 and best.low == pytest.approx(10 / (10 + 1.96**2), abs=1e-3)
+    assert roc_auc([0.9, 0.1, 0.2], [True, False, False], ["a", "b", "c"]) == Rate(value=1.0, n=3), "one with a Yes"
+
+
+def test_an_f1_that_no_resample_changes_lies_in_its_interval() -> None:
+    """Every question has one found Yes and one false alarm: F1 is 2/3 whichever are drawn, and no proof of it."""
+    rows = [Scored("b", f"g{k // 2}", k % 2 == 0, True) for k in range(40)]
+    for rate in (f1_rate(rows), macro_f1(rows)):
+        assert rate.value == pytest.approx(2 / 3) and rate.low is not None and rate.high is not None
+        assert 0.4 < rate.low < 0.6 and 0.75 < rate.high < 0.9
+
+
+def test_kappas_interval() -> None:
+    """Rows of one question count once; of a perfect agreement 30 questions leave something open."""
+    generator = np.random.default_rng(4)
+    first = [bool(x) for x in generator.random(60) < 0.5]
+    second = [x if generator.random() < 0.8 else not x for x in first]
+    groups = [f"g{k}" for k in range(60)]
+    one, two = kappa_rate(first, second, groups), kappa_rate(first * 2, second * 2, groups * 2)
+    assert one.value == two.value == kappa(first, second)
+    assert (one.low, one.high) == pytest.approx((two.low, two.high))
+    assert one.low is not None and one.high is not None and one.low < (one.value or 0.0) < one.high < 1
+    perfect = kappa_rate(first[:30], first[:30], groups[:30])
+    assert perfect.value == perfect.high == 1.0 and 0.6 < (perfect.low or 0.0) < 0.95
+    assert kappa_rate([True], [True], ["a"]) == Rate(value=None, n=1)
+
+
+def test_a_threshold_of_zero_is_one() -> None:
+    """Where P(yes) is 0 throughout, Yes from 0 on is the best that can be had: that is no missing threshold."""
+    examples = [example(k, k % 2 == 0) for k in range(40)]
+    said = {example.case.id: False for example in examples}
+    table = graded_table(examples, {"mine": said}, {"mine": dict.fromkeys(said, 0.0)})
+    found = dict(zip(table.columns, table.rows[0], strict=True))
+    assert found["threshold"] == 0.0 and isinstance(found["F1, threshold"], Rate) and found["F1, threshold"].value
 
 
 @pytest.mark.parametrize(
