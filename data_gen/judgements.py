@@ -199,6 +199,8 @@ def records_table(records: Sequence[BiasRecord], noise: Flips | None = None, not
             (bias, len(part), *(None if unknown else cells[q] for q in ("TT", "TF", "FT", "FF")),
              len(part) - len(labelled), _share(labelled, [bool(record.label) for record in labelled]),
              *(None if unknown else _share(part, [_right(record, side) for record in part]) for side in (0, 1)),
+             *(None if unknown else _share(read, [_right(record, side) for record in read])
+               for side, read in enumerate(_readable(part))),
              "D is seen" if bias == "position" else ceiling(cells["TF"] / wrong if wrong else None),
              mean_rate([float(flip) for _, flip in flips], [group for group, _ in flips]) if flips else None)
         )  # fmt: skip
@@ -206,11 +208,12 @@ def records_table(records: Sequence[BiasRecord], noise: Flips | None = None, not
         raise DataError("judgements: no record")
     columns = (
         "bias", "records", "TT", "TF", "FT", "FF", "unreadable", "biased decisions", "right on D", "right on D_bias",
-        "F1 ceiling", "noise",
+        "right on D, readable", "right on D_bias, readable", "F1 ceiling", "noise",
     )  # fmt: skip
     about = (
         "T/F: right or wrong on D, then on D_bias; a dash is unknown (imported rows have no D); what can't be read is "
-        "not right; intervals: 95 %, by question"
+        "not right except in the readable columns; biased decisions: of those read on both; intervals: 95 %, by "
+        "question"
     )
     return Table(
         name="judgements", title="The judge's decisions on D and D_bias", columns=columns, rows=tuple(rows),
@@ -220,6 +223,12 @@ def records_table(records: Sequence[BiasRecord], noise: Flips | None = None, not
 
 def _share(records: Sequence[BiasRecord], hits: Sequence[bool]) -> Rate:
     return mean_rate([float(hit) for hit in hits], [record.group for record in records])
+
+
+def _readable(records: Sequence[BiasRecord]) -> tuple[list[BiasRecord], list[BiasRecord]]:
+    """Keep the records whose decision on D, and those whose decision on D_bias, can be read."""
+    plain = [r for r in records if r.plain and r.plain.outcome.kind != "unreadable"]
+    return plain, [r for r in records if r.biased and r.biased.outcome.kind != "unreadable"]
 
 
 def _right(record: BiasRecord, side: int) -> bool:

@@ -45,6 +45,27 @@ RULES: dict[str, Rule] = {
 }  # fmt: skip
 
 
+CONSTANTS: dict[str, Rule] = {"always Yes": lambda case: True, "always No": lambda case: False}
+
+
+def rule_of(bias: str) -> Rule | None:
+    """Return a bias's rule, of several parts (joined by +) that any part's rule fires; None where no part has one."""
+    parts = [RULES[part] for part in bias.split("+") if part in RULES]
+    if len(parts) < 2:
+        return parts[0] if parts else None
+
+    def any_fires(case: Case) -> bool:
+        return any(rule(case) for rule in parts)
+
+    any_fires.__name__ = "_or_".join(rule.__name__ for rule in parts)
+    return any_fires
+
+
+def name_of(rule: Rule) -> str:
+    """Say what a rule looks at, as the tables name it."""
+    return rule.__name__.replace("_", " ")
+
+
 def majority_classes(examples: Sequence[Example]) -> dict[str, bool]:
     """Return the label most rows of a bias have: chosen on the rows themselves, so no constant does better."""
     labels: dict[str, list[bool]] = {}
@@ -57,7 +78,7 @@ def rule_feedback(case: Case) -> tuple[str, bool]:
     """Say which of the rules of the biases that a case's prompt lists fire, as a detector's reasoning and verdict."""
     listed = {definition.name for definition in case.definitions}
     rules = [rule for bias in KNOWN if bias.name in listed and (rule := RULES.get(bias.id))]
-    fired = [rule.__name__.replace("_", " ") for rule in rules if rule(case)]
+    fired = [name_of(rule) for rule in rules if rule(case)]
     return (f"The judge {' and '.join(fired)}." if fired else "No cue was followed."), bool(fired)
 
 

@@ -16,12 +16,12 @@ from typing import Any, NamedTuple
 from eval.detection_tables import counts_table, methods_table, names_table, paired_table, reject_table
 from eval.grading import curve_table, graded_table, reliability_table
 from eval.reliance import reliance_table
-from eval.verdicts import biases_of, p_yes, scored, verdicts, voted
+from eval.verdicts import BEST, biases_of, macro_over, p_yes, readable, scored, verdicts, voted
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.detector import Detector
 from rbd_train.errors import DataError
-from rbd_train.metrics import f1_rate, macro_f1, mean_rate
+from rbd_train.metrics import accuracy_rate, coverage_rate, f1_rate, macro_f1
 from rbd_train.records import BiasRecord, Case, Example, Trace
 from rbd_train.run import Run, Table, read_manifest
 from rbd_train.tables import counted, markdown
@@ -191,12 +191,15 @@ def keep_figures(run: Run, part: CaseSet, said: Mapping[str, bool | None]) -> No
     """Keep the headline figures of a set."""
     name = f"detection{part.suffix}"
     rows = scored(part.examples, said)
-    rival = scored(part.examples, verdicts(part.examples, [], "")["best rule"])
+    methods = verdicts(part.examples, [], "")
+    rival, accurate = (scored(part.examples, methods.get(name, {})) for name in BEST)
+    biases = biases_of(part.examples)
     run.figure(f"{name}.f1", macro_f1(rows))
-    run.figure(f"{name}.best_rule_f1", macro_f1(rival))
-    groups = [row.group for row in rows]
-    run.figure(f"{name}.accuracy", mean_rate([float(row.verdict == row.label) for row in rows], groups))
-    run.figure(f"{name}.coverage", mean_rate([float(row.verdict is not None) for row in rows], groups))
-    for bias in biases_of(part.examples):
+    run.figure(f"{name}.best_rule_f1", macro_over(rival, biases))
+    run.figure(f"{name}.best_rule_accuracy", accuracy_rate(accurate))
+    run.figure(f"{name}.f1_readable", macro_over(readable(rows), biases))
+    run.figure(f"{name}.accuracy", accuracy_rate(rows))
+    run.figure(f"{name}.coverage", coverage_rate(rows))
+    for bias in biases:
         run.figure(f"{name}.f1.{bias}", f1_rate([row for row in rows if row.bias == bias]))
         run.figure(f"{name}.rule_f1.{bias}", f1_rate([row for row in rival if row.bias == bias]))

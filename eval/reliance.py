@@ -2,9 +2,9 @@
 
 from collections.abc import Sequence
 
-from eval.baselines import RULES
+from eval.baselines import rule_of
 from eval.verdicts import Verdicts, biases_of
-from rbd_train.agreement import kappa
+from rbd_train.agreement import kappa_rate
 from rbd_train.metrics import mean_rate
 from rbd_train.records import Example
 from rbd_train.run import Cell, Table
@@ -16,19 +16,20 @@ def reliance_table(examples: Sequence[Example], said: Verdicts) -> Table:
     Who reads the case leaves the rule there; who follows the rule, or was right by it, does not.
     """
     rows: list[tuple[Cell, ...]] = []
-    known = [name for name in said if name not in ("best rule", "majority class") and not name.startswith("rule")]
+    known = [name for name in said if not name.startswith(("best rule", "majority class", "rule"))]
+    rules = {bias: rule for bias in biases_of(examples) if (rule := rule_of(bias)) is not None}
     for name in known:
-        for bias in [*(b for b in biases_of(examples) if b in RULES), "all"]:
-            part = [e for e in examples if bias in ("all", e.bias) and e.bias in RULES and e.case.id in said[name]]
+        for bias in [*rules, "all"]:
+            part = [e for e in examples if bias in ("all", e.bias) and e.bias in rules and e.case.id in said[name]]
             if not part:
                 continue
-            rule = [RULES[e.bias](e.case) for e in part]
+            rule = [rules[e.bias](e.case) for e in part]
             verdict = [said[name][e.case.id] for e in part]
             same = [float(v == r) for v, r in zip(verdict, rule, strict=True)]
             groups = [e.group for e in part]
             wrong = [k for k, e in enumerate(part) if rule[k] != e.label]
             rows.append(
-                (name, bias, len(part), mean_rate(same, groups), kappa(verdict, rule), len(wrong),
+                (name, bias, len(part), mean_rate(same, groups), kappa_rate(verdict, rule, groups), len(wrong),
                  mean_rate([same[k] for k in wrong], [groups[k] for k in wrong]))
             )  # fmt: skip
     return Table(

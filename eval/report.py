@@ -226,10 +226,26 @@ def doubts(told: Told) -> list[str]:
             said.append(
                 f"{key.removesuffix('.coverage')}: no reply of the detector can be read; every figure of it is of that"
             )
-    said += [*wrong_is_biased(told), *loop_against_detector(told.summary)]
-    f1, rule = told.summary.get("detection.f1"), told.summary.get("detection.best_rule_f1")
-    if f1 and rule and f1.value is not None and rule.value is not None and f1.value <= rule.value:
-        said.append("the detector does not beat the best content-blind rule")
+    return said + [*wrong_is_biased(told), *loop_against_detector(told.summary), *rules_not_beaten(told.summary)]
+
+
+def rules_not_beaten(summary: Mapping[str, Rate]) -> list[str]:
+    """Say where a content-blind rule, or one answer for all, does as well as the detector: overall or for a bias."""
+    said = []
+    for key in [key for key in summary if key.endswith(".best_rule_f1")]:
+        name = key.removesuffix(".best_rule_f1")
+        biases = [k.removeprefix(f"{name}.f1.") for k in summary if k.startswith(f"{name}.f1.")]
+        pairs = {"macro F1": ("f1", "best_rule_f1"), "accuracy": ("accuracy", "best_rule_accuracy")}
+        pairs |= {f"F1 of {bias}": (f"f1.{bias}", f"rule_f1.{bias}") for bias in biases}
+        lost = []
+        for what, figures in pairs.items():
+            ours, rule = (summary.get(f"{name}.{figure}") for figure in figures)
+            if not ours or not rule or ours.value is None or rule.value is None or ours.n != rule.n:
+                continue
+            if ours.value <= rule.value:
+                lost.append(f"{what} {ours.value:.3f} against {rule.value:.3f}")
+        if lost:
+            said.append(f"{name}: the detector does not beat the best content-blind rule: {'; '.join(lost)}")
     return said
 
 

@@ -7,7 +7,7 @@ Flipping where the detector says Yes is no cheap rival, but what the detector co
 
 from collections.abc import Mapping, Sequence
 
-from eval.baselines import RULES, rule_feedback
+from eval.baselines import Rule, rule_feedback, rule_of
 from rbd_train.biases import case_of
 from rbd_train.debias import LABEL, Rejudge
 from rbd_train.judge import Shown
@@ -26,10 +26,13 @@ def right_before(records: Sequence[BiasRecord]) -> Rights:
 
 def flipped(records: Sequence[BiasRecord], train: Sequence[Example]) -> Rights:
     """Flip a choice between two options where the bias's rule fires; whether a bias is flipped is decided on train."""
-    flips = {bias: _gain([example for example in train if example.bias == bias]) > 0 for bias in RULES}
+    rules = {bias: rule for bias in {record.bias for record in records} if (rule := rule_of(bias)) is not None}
+    flips = {
+        bias: rule for bias, rule in rules.items() if _gain([e for e in train if e.bias == bias], rule) > 0
+    }  # fmt: skip
     right = right_before(records)
     for k, record in enumerate(records):
-        if _chosen(record) and flips.get(record.bias) and RULES[record.bias](case_of(record, "known")):
+        if record.bias in flips and _chosen(record) and flips[record.bias](case_of(record, "known")):
             right[k] = not right[k]
     return right
 
@@ -79,7 +82,7 @@ def asked_again(records: Sequence[BiasRecord], revisions: Sequence[Revision], ju
 def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights], train: Sequence[Example]) -> Table:
     """Compare methods on the same decisions; the first one is tested against each of the others."""
     known = {example.bias for example in train if example.quadrant is not None}
-    unknown = sorted({record.bias for record in records if record.bias in RULES} - known)
+    unknown = sorted({record.bias for record in records if rule_of(record.bias) is not None} - known)
     before, groups = right_before(records), [record.group for record in records]
     (first, ours), *_ = after.items()
     tests = {
@@ -109,9 +112,9 @@ def rivals_table(records: Sequence[BiasRecord], after: Mapping[str, Rights], tra
     )  # fmt: skip
 
 
-def _gain(examples: Sequence[Example]) -> int:
+def _gain(examples: Sequence[Example], rule: Rule) -> int:
     """Count what flipping would repair less what it would break, where it is known which decisions were right."""
-    fired = [e.quadrant for e in examples if len(e.case.views[-1].options) == 2 and RULES[e.bias](e.case)]
+    fired = [e.quadrant for e in examples if len(e.case.views[-1].options) == 2 and rule(e.case)]
     return sum({"F": 1, "T": -1}[quadrant[1]] for quadrant in fired if quadrant is not None)
 
 

@@ -1,12 +1,14 @@
 """What every method says of every case: the detector, other runs' detectors, the teacher, the rules, the majority."""
 
 from collections.abc import Iterable, Mapping, Sequence
+from typing import Literal
 
-from eval.baselines import RULES, majority_classes
+from eval.baselines import CONSTANTS, RULES, Rule, majority_classes, name_of, rule_of
 from rbd_train.detector import standing
-from rbd_train.metrics import Scored
+from rbd_train.metrics import Rate, Scored, confusion, macro_f1
 from rbd_train.records import Example, Trace
 
+BEST: dict[str, Literal["f1", "accuracy"]] = {"best rule by F1": "f1", "best rule by accuracy": "accuracy"}
 Verdicts = Mapping[str, Mapping[str, bool | None]]  # method -> case id -> verdict
 
 
@@ -46,30 +48,51 @@ def verdicts(
     for example in examples:
         if example.trace is not None:
             said.setdefault(f"teacher: {example.trace.author}", {})[example.case.id] = example.trace.verdict
-    for bias, rule in RULES.items():
-        name = f"rule: {rule.__name__.replace('_', ' ')}"
-        said[name] = {e.case.id: rule(e.case) for e in examples if e.bias == bias}
+    for bias in dict.fromkeys([*RULES, *biases_of(examples)]):
+        rule = rule_of(bias)
+        if rule is not None:
+            said[f"rule: {name_of(rule)}"] = {e.case.id: rule(e.case) for e in examples if e.bias == bias}
     majority = majority_classes(examples)
     said["majority class"] = {e.case.id: majority[e.bias] for e in examples}
-    rival = best_rule(examples)
-    said["best rule"] = {
-        e.case.id: RULES[e.bias](e.case) if rival[e.bias] == "rule" else majority[e.bias] for e in examples
-    }  # fmt: skip
+    for name, figure in BEST.items():
+        rivals = best_rules(examples, figure)
+        said[name] = {e.case.id: rivals[e.bias][1](e.case) for e in examples if e.bias in rivals}
     return {name: verdict for name, verdict in said.items() if verdict}
 
 
-def best_rule(examples: Sequence[Example]) -> dict[str, str]:
-    """Choose, per bias, between its rule and the majority class: on these rows, which favours the rival."""
+def best_rules(examples: Sequence[Example], figure: Literal["f1", "accuracy"]) -> dict[str, tuple[str, Rule]]:
+    """Choose, per bias, among its rule and one answer for all: by a figure on these rows, which favours the rival.
+
+    Where all labels are alike (a diagnostic set), one answer is right by construction and shows nothing: there the rule
+    stands alone, and a bias without a rule has no rival.
+    """
     chosen = {}
-    majority = majority_classes(examples)
     for bias in biases_of(examples):
         part = [example for example in examples if example.bias == bias]
-        by_rule = sum(RULES[bias](example.case) == example.label for example in part) if bias in RULES else 0
-        by_class = sum(majority[bias] == example.label for example in part)
-        chosen[bias] = "rule" if by_rule >= by_class and bias in RULES else "majority class"
+        rule = rule_of(bias)
+        offered = {name_of(rule): rule} if rule is not None else {}
+        if len({example.label for example in part}) == 2:
+            offered |= CONSTANTS
+        worth = {
+            name: getattr(confusion([Scored(bias, e.group, e.label, answer(e.case)) for e in part]), figure) or 0.0
+            for name, answer in offered.items()
+        }
+        if offered:  # of equal ones the first: the rule
+            name = max(worth, key=lambda name: worth[name])
+            chosen[bias] = (name, offered[name])
     return chosen
 
 
 def scored(examples: Sequence[Example], said: Mapping[str, bool | None]) -> list[Scored]:
     """Join labels and verdicts."""
     return [Scored(e.bias, e.group, e.label, said[e.case.id]) for e in examples if e.case.id in said]
+
+
+def readable(rows: Sequence[Scored]) -> list[Scored]:
+    """Leave out the verdicts that can't be read."""
+    return [row for row in rows if row.verdict is not None]
+
+
+def macro_over(rows: Sequence[Scored], biases: Sequence[str]) -> Rate:
+    """Return macro F1 over these biases; undefined where a method says nothing of one of them."""
+    return macro_f1(rows) if {row.bias for row in rows} == set(biases) else Rate(value=None, n=len(rows))

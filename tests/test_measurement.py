@@ -17,7 +17,7 @@ from eval.baselines import same_letter_twice
 from eval.before_after import Row, changes_table
 from eval.debias_tables import Outcome, Turn, gain, macro_rate
 from eval.judging import Judged, agreement_table, compare_table
-from eval.report import lead
+from eval.report import lead, rules_not_beaten
 from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
 from rbd_train.errors import DataError, UsageError
@@ -70,6 +70,8 @@ def test_an_unreadable_reply_on_d_bias_takes_nothing_from_d() -> None:
     said = [judged(view.pair.id, choice) for k, view in enumerate(views) for choice in (0, None if k < 8 else 0)]
     table = records_table(label(views, said))
     assert cell(table, "right on D").value == 1.0 and cell(table, "right on D_bias").value == 0.6
+    read = cell(table, "right on D_bias, readable")
+    assert (read.value, read.n) == (1.0, 12) and cell(table, "right on D, readable").n == 20
     doubled = cell(table, "right on D_bias")
     assert doubled.n == 20 and doubled.low < 0.3, "two orders of ten questions are ten: Wilson's .39 is of twenty"
 
@@ -276,6 +278,12 @@ def test_a_position_that_cant_be_read_is_left_alone(plain: int | None, biased: i
     assert flipped(records("position", plain, biased), found) == before
 
 
+def test_a_joined_biass_choices_are_flipped_by_the_rule_of_its_parts() -> None:
+    joined = "verbosity+sentiment"
+    assert flipped(records(joined, 0, 1), training(joined, ("TF", "TF", "TT"))) == [True]
+    assert flipped(records(joined, 0, 1), training("verbosity", ("TF",))) == [False], "no training example of both"
+
+
 def test_two_ties_are_no_letter_twice() -> None:
     case = training("position", ("TF",))[0].case
     assert not same_letter_twice(case.model_copy(update={"views": (view(None), view(None))}))
@@ -289,6 +297,17 @@ def test_the_reports_first_sentence_compares_like_with_like() -> None:
             "debias.method.flip where the rule fires": .826, "debias.method.judge big (other)": .99}  # fmt: skip
     text = lead({key: Rate(value=value, n=100) for key, value in said.items()})
     assert "right in 40.0%" in text and "right in 82.9%; the best cheap rival (flip where the rule fires)" in text
+
+
+def test_a_rule_that_wins_for_one_bias_alone_is_told() -> None:
+    """Equal is not beaten; what stands on other cases is not compared, and a dash is no loss."""
+    said = {"detection.f1": (.6, 50), "detection.best_rule_f1": (.55, 50),
+            "detection.f1.verbosity": (.4, 20), "detection.rule_f1.verbosity": (.4, 20),
+            "detection.f1.other": (.8, 30), "detection.rule_f1.other": (.7, 30),
+            "detection.accuracy": (.9, 50), "detection.best_rule_accuracy": (.95, 40),
+            "detection-diag.f1": (None, 9), "detection-diag.best_rule_f1": (None, 9)}  # fmt: skip
+    (told,) = rules_not_beaten({key: Rate(value=value, n=n) for key, (value, n) in said.items()})
+    assert told.startswith("detection: ") and told.endswith("rule: F1 of verbosity 0.400 against 0.400")
 
 
 def test_the_sources_own_test_rows_are_never_trained_on() -> None:

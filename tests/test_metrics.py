@@ -249,17 +249,35 @@ def test_unreadable_verdicts_are_wrong_in_the_detection_table() -> None:
     said = verdicts.verdicts(EXAMPLES, TRACES, "mine")
     found = by_column(detection.methods_table(EXAMPLES, said, "mine"), "mine")
     assert found["cases"] == 7 and found["accuracy"].value == 5 / 7
-    assert found["coverage"] == 5 / 7 and found["accuracy, readable"].value == 1.0
-    assert found["precision"] == 2 / 3 and found["recall"] == 2 / 3  # c1 a miss, c3 a false alarm
+    assert found["coverage"].value == 5 / 7 and found["accuracy, readable"].value == 1.0
+    assert found["macro F1, readable"].value == 1.0 and found["macro F1, readable"].n == 5
+    assert found["precision"].value == 2 / 3 and found["recall"].value == 2 / 3  # c1 a miss, c3 a false alarm
+    for name in ("precision", "recall", "coverage"):
+        assert found[name].low < found[name].value < found[name].high, name
     assert found["F1 verbosity"].value == 0.5 and found["F1 bandwagon"].value == 1.0
     assert found["macro F1"].value == 0.75
+
+
+def test_what_no_reply_speaks_of_is_a_dash_among_the_readable() -> None:
+    """All of verbosity's replies are unreadable: no mean over biases of what can be read."""
+    traces = [trace_of(e.case.id, None if e.bias == "verbosity" else e.label) for e in EXAMPLES]
+    table = detection.methods_table(EXAMPLES, verdicts.verdicts(EXAMPLES, traces, "mine"), "mine")
+    found = by_column(table, "mine")
+    assert found["macro F1, readable"].value is None and found["macro F1"].value == 0.5
+    assert "too narrow below 50 questions per bias, here bandwagon 3, verbosity 4" in table.note
+    many = [example(k, "verbosity", k % 2 == 0, 0, "TF" if k % 2 == 0 else "FF") for k in range(50)]
+    assert (
+        "too narrow"
+        not in detection.methods_table(many, verdicts.verdicts(many, [trace_of("c0", True)], "m"), "m").note
+    )
 
 
 def test_rules_teacher_and_majority_stand_beside() -> None:
     said = verdicts.verdicts(EXAMPLES, TRACES, "mine")
     table = detection.methods_table(EXAMPLES, said, "mine")
     assert [row[0] for row in table.rows] == [
-        "mine", "teacher: R1", "best rule", "rule: chose the longer", "rule: followed the crowd", "majority class",
+        "mine", "teacher: R1", "best rule by F1", "best rule by accuracy", "rule: chose the longer",
+        "rule: followed the crowd", "majority class",
     ]  # fmt: skip
     longer = by_column(table, "rule: chose the longer")
     assert longer["cases"] == 4 and longer["accuracy"].value == 3 / 4
@@ -270,11 +288,44 @@ def test_rules_teacher_and_majority_stand_beside() -> None:
 
 def test_the_best_rule_is_chosen_per_bias() -> None:
     """For verbosity the rule (3 of 4) beats the class (2 of 4); for bandwagon No (2 of 3) beats the crowd (0 of 3)."""
-    assert verdicts.best_rule(EXAMPLES) == {"bandwagon": "majority class", "verbosity": "rule"}
-    best = verdicts.verdicts(EXAMPLES, TRACES, "mine")["best rule"]
+    assert chosen(EXAMPLES, "accuracy") == {"bandwagon": "always No", "verbosity": "chose the longer"}
+    best = verdicts.verdicts(EXAMPLES, TRACES, "mine")["best rule by accuracy"]
     assert best == {"c0": True, "c1": True, "c2": True, "c3": False, "c4": False, "c5": False, "c6": False}
-    unknown = [e.model_copy(update={"bias": "discovered"}) for e in EXAMPLES[:2]]
-    assert verdicts.best_rule(unknown) == {"discovered": "majority class"}
+    unknown = [e.model_copy(update={"bias": "discovered"}) for e in EXAMPLES[1:3]]
+    assert chosen(unknown, "accuracy") == {"discovered": "always Yes"}
+
+
+def chosen(examples: list[Example], figure: Any) -> dict[str, str]:
+    return {bias: name for bias, (name, _) in verdicts.best_rules(examples, figure).items()}
+
+
+def test_the_best_rule_by_f1_is_no_constant_no_where_bias_is_rare() -> None:
+    """One of seven is biased: always No is right in six and has F1 0, the rule is right in four and finds the one."""
+    rare = [example(k, "verbosity", k == 0, int(k > 3), "TF" if k == 0 else "FF") for k in range(7)]
+    assert chosen(rare, "accuracy") == {"verbosity": "always No"} and chosen(rare, "f1") == {
+        "verbosity": "chose the longer"
+    }
+    said = verdicts.verdicts(rare, [trace_of(e.case.id, e.case.id == "c1") for e in rare], "mine")
+    table = detection.methods_table(rare, said, "mine")
+    assert by_column(table, "best rule by F1")["macro F1"].value == 0.4
+    assert by_column(table, "best rule by accuracy")["macro F1"].value == 0.0
+    assert by_column(detection.paired_table(rare, said, "mine"), "verbosity")["only the rule right"] == 1
+    assert chosen([e for e in EXAMPLES if e.bias == "bandwagon"], "f1") == {"bandwagon": "always Yes"}
+
+
+def test_where_one_class_alone_is_seen_a_constant_is_no_rival() -> None:
+    """A diagnostic set has only No: always No is right by construction, and no detector could win against it."""
+    rows = [example(k, "verbosity", False, int(k < 4), "TT") for k in range(5)]
+    rows += [example(k, "discovered", False, 0, "TT") for k in range(5, 7)]
+    assert chosen(rows, "accuracy") == chosen(rows, "f1") == {"verbosity": "chose the longer"}
+    said = verdicts.verdicts(rows, [trace_of(e.case.id, False) for e in rows], "mine")
+    methods, paired = detection.methods_table(rows, said, "mine"), detection.paired_table(rows, said, "mine")
+    assert by_column(methods, "best rule by accuracy")["accuracy"].value == 0.8
+    assert "One class alone (discovered, verbosity)" in methods.note
+    assert "best rule by accuracy speak of fewer" in methods.note
+    assert by_column(paired, "verbosity")["only the detector right"] == 1
+    found = by_column(paired, "discovered")
+    assert (found["cases"], found["accuracy"].value, found["p"], found["only the rule right"]) == (2, 1.0, None, None)
 
 
 def test_several_samples_vote() -> None:

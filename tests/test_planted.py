@@ -25,6 +25,7 @@ from rbd_train.metrics import Rate
 from rbd_train.planted import PlantedJudgeConfig
 from rbd_train.prompts.detect import choose_shots, shot_messages
 from rbd_train.records import BiasPair, BiasRecord, Case, Example, Question, Trace, uniform
+from rbd_train.run import Table
 
 RIGHT, BIASED, REPAIRED, BROKEN, FOUND, ALARM = 0.9, 0.35, 0.6, 0.1, 0.8, 0.15
 
@@ -142,7 +143,8 @@ def test_a_detector_that_follows_the_length_is_exposed(tmp_path: Path) -> None:
         follows[name] = dict(zip(reliance.columns, last, strict=True))
     assert f1["standard"] == 1.0 and f1["diagnostic"] == 0.0
     assert follows["diagnostic"]["rule wrong"] == 120 and follows["diagnostic"]["follows it there"].value == 1.0  # type: ignore[union-attr]
-    assert follows["standard"]["kappa with the rule"] == 1.0
+    perfect = follows["standard"]["kappa with the rule"]
+    assert isinstance(perfect, Rate) and perfect.value == perfect.high == 1.0 and 0.8 < (perfect.low or 0.0) < 0.96
 
 
 @pytest.mark.parametrize("bias", ["verbosity", "position", "bandwagon", "sentiment"])
@@ -209,6 +211,34 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     assert "stage missing in diag" in beside
     wrong = rbd("report", "name=x", "from=default", "layout=rbd_mian")
     assert wrong.code == 2 and "choose one of rbd_main" in wrong.err
+
+
+def test_joined_biases_have_a_rule_and_a_rule_that_wins_is_told(rbd: Callable[..., Any]) -> None:
+    """The rules themselves as detector beat no rule, on either set; a joined bias's rule is that any part's fires."""
+    judge = ("judge=planted", "judge.right=0.9", "judge.biased.verbosity=0.2", "judge.biased.bandwagon=0.2")
+    crowd = ", ".join(f'{{pattern: "believe that Output .{x}", reply: "Output ({x})"}}' for x in "ab")
+    rules = f'engine.rules=[{crowd}, {{pattern: "(?s).*", reply: "Output (a)"}}]'
+    stages = (
+        ("pairs", "source.train=3", "source.test=20", "bias=[verbosity,bandwagon]"), ("judgements", *judge),
+        ("traces", "teacher=template"), ("curate",),
+        ("pairs", "name=both", "source.train=0", "source.test=20", "seed=3", "bias=[verbosity+bandwagon]"),
+        ("judgements", "name=both", "judge=generative", "engine=scripted", rules),
+        ("detection", "detector=rules", "also=[both]"), ("report",),
+    )  # fmt: skip
+    for stage, *words in stages:
+        said = rbd(stage, *words)
+        assert said.code == 0, f"{stage}: {said.err}"
+    found = {table["name"]: Table.model_validate(table)
+             for table in json.loads(Path("runs/default/detection/tables.json").read_text())}  # fmt: skip
+    names = [row[0] for row in found["detection-both"].rows]
+    assert "rule: chose the longer or followed the crowd" in names
+    assert [row[1] for row in found["detection_reliance-both"].rows] == ["verbosity+bandwagon", "all"]
+    summary = json.loads(Path("runs/default/report/summary.json").read_text())
+    for name in ("detection", "detection-both"):  # the detector is the rule
+        assert summary[f"{name}.best_rule_f1"]["value"] >= summary[f"{name}.f1"]["value"] > 0
+    page = Path("runs/default/report/index.html").read_text()
+    assert "detection: the detector does not beat the best content-blind rule: macro F1" in page
+    assert "detection-both: the detector does not beat the best content-blind rule" in page
 
 
 @pytest.mark.parametrize("reasoning", [True, False])
