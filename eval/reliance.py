@@ -23,13 +23,13 @@ def reliance_table(examples: Sequence[Example], said: Verdicts) -> Table:
             part = [e for e in examples if bias in ("all", e.bias) and e.bias in rules and e.case.id in said[name]]
             if not part:
                 continue
-            rule = [rules[e.bias](e.case) for e in part]
+            fires = [rules[e.bias](e.case) for e in part]
             verdict = [said[name][e.case.id] for e in part]
-            same = [float(v == r) for v, r in zip(verdict, rule, strict=True)]
+            same = [float(v == r) for v, r in zip(verdict, fires, strict=True)]
             groups = [e.group for e in part]
-            wrong = [k for k, e in enumerate(part) if rule[k] != e.label]
+            wrong = [k for k, e in enumerate(part) if fires[k] != e.label]
             rows.append(
-                (name, bias, len(part), mean_rate(same, groups), kappa_rate(verdict, rule, groups), len(wrong),
+                (name, bias, len(part), mean_rate(same, groups), kappa_rate(verdict, fires, groups), len(wrong),
                  mean_rate([same[k] for k in wrong], [groups[k] for k in wrong]))
             )  # fmt: skip
     return Table(
