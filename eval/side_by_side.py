@@ -69,7 +69,10 @@ def verdict_rights(run: Run, name: str) -> Rights | None:
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] != "complete":
         return None
-    verdicts = voted(run.read(folder / "verdicts.jsonl", Trace))
+    path = folder / "verdicts.jsonl"
+    run.note_input(path)
+    # the texts stay in the file: a hundred thousand traces of R1's length are half a gigabyte
+    verdicts = voted(Trace.model_validate({**row, "thinking": None, "reply": ""}) for row in json_rows(path))
     return {
         row["case"]["id"]: (row["group"], verdicts.get(row["case"]["id"]) == row["label"])
         for row in json_rows(run.fact_path(manifest, "examples"))
