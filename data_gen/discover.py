@@ -79,6 +79,7 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     library = with_evidence(found.library, effects, found.candidates, judge.name, str(writer.identity["model"]))
     run.facts |= {"judge": judge.name, "rewriter": writer.identity["model"], "licence": loaded.licence}
     run.facts |= {"judge_calls": judge.engine.calls, "rewriter_calls": writer.calls, "stop": found.stop}
+    run.facts["planted"] = getattr(judge, "planted", {})
     run.write("library.jsonl", library)
     run.write("candidates.jsonl", found.candidates)
     run.write("probes.jsonl", [*found.probes, *effects])

@@ -14,13 +14,17 @@ from rbd_train.records import BiasRecord, Case, Judgement, Revision, uniform
 from rbd_train.store import write_whole
 
 MOST_CASES = 5000
-MOST_BYTES = 20_000_000  # of JSON; the page around it stays below 30 MB
+MOST_BYTES = 25_000_000  # of HTML; the tables and plots around it have 5 MB more
+CASE_BYTES = 1_500  # of a case's own tags, its texts apart
 SAMPLE = 300
 KINDS = {
     (False, True): "Repaired", (True, False): "Broken",
     (True, True): "Right and left so", (False, False): "Still wrong",
 }  # fmt: skip
+UNREADABLE = "Unreadable"
+ALL_KINDS = (*KINDS.values(), UNREADABLE)
 FLIPS = ("Repaired", "Broken")
+FIRST = {"Repaired": 0, "Broken": 0, UNREADABLE: 1}  # what a reader of failures looks for, before all the rest
 
 
 def browse(records: Path, revisions: Path, rest: Path, seed: int) -> list[dict[str, Any]]:
@@ -34,21 +38,20 @@ def browse(records: Path, revisions: Path, rest: Path, seed: int) -> list[dict[s
     """
     gold = {row["id"]: row["pair"]["biased"]["gold"] for row in json_rows(records) if row["pair"] is not None}
     kinds = {row["id"]: kind_of(row, gold[row["id"]]) for row in json_rows(revisions)}
-    # of each kind, flips before the rest, in an order drawn from the seed
-    order = sorted(kinds, key=lambda key: (kinds[key] not in FLIPS, uniform("case", seed, key)))
-    flips = sum(kind in FLIPS for kind in kinds.values())
-    wanted = set(order[: min(MOST_CASES, flips + SAMPLE)])
+    # of each rank in an order drawn from the seed
+    order = sorted(kinds, key=lambda key: (FIRST.get(kinds[key], 2), uniform("case", seed, key)))
+    first = sum(kind in FIRST for kind in kinds.values())
+    wanted = set(order[: min(MOST_CASES, first + SAMPLE)])
     lines = {row_id: line for path in (revisions,) for row_id, line in _lines(path) if row_id in wanted}
     judged = {row_id: line for row_id, line in _lines(records) if row_id in wanted}
     shown: list[dict[str, Any]] = []
     size = 0
     for key in (key for key in order if key in wanted):
-        size += len(lines[key].encode()) + len(judged[key].encode())
+        case = told(BiasRecord.model_validate_json(judged[key]), Revision.model_validate_json(lines[key]), kinds[key])
+        size += page_bytes(case)
         if size > MOST_BYTES:
             break
-        shown.append(
-            told(BiasRecord.model_validate_json(judged[key]), Revision.model_validate_json(lines[key]), kinds[key])
-        )
+        shown.append(case)
     kept = {case["record"].id for case in shown}
     if len(kept) < len(kinds):
         left = (row for row in json_rows(revisions) if row["id"] not in kept)
@@ -57,9 +60,11 @@ def browse(records: Path, revisions: Path, rest: Path, seed: int) -> list[dict[s
 
 
 def kind_of(revision: dict[str, Any], gold: int | None) -> str:
-    """Name what became of a decision on D_bias; unreadable is wrong."""
-    before, after = (revision["rounds"][k]["judgements"][-1]["outcome"]["choice"] for k in (0, -1))
-    return KINDS[before == gold and gold is not None, after == gold and gold is not None]
+    """Name what became of a decision on D_bias; unreadable is wrong in the figures, and a kind of its own here."""
+    before, after = (revision["rounds"][k]["judgements"][-1]["outcome"] for k in (0, -1))
+    if "unreadable" in (before["kind"], after["kind"]):
+        return UNREADABLE
+    return KINDS[before["choice"] == gold and gold is not None, after["choice"] == gold and gold is not None]
 
 
 def told(record: BiasRecord, revision: Revision, kind: str) -> dict[str, Any]:
@@ -72,7 +77,22 @@ def told(record: BiasRecord, revision: Revision, kind: str) -> dict[str, Any]:
         "flagged": "unreadable" if first is None or first.verdict is None else "Yes" if first.verdict else "No",
         "gold": record.pair.biased.options[gold] if gold is not None else "unknown",
         "decisions": [[decision(judgement) for judgement in entry.judgements] for entry in revision.rounds],
+        "unread": [
+            [j.reply for j in entry.judgements if j.outcome.kind == "unreadable"] for entry in revision.rounds
+        ],
     }  # fmt: skip
+
+
+def page_bytes(case: dict[str, Any]) -> int:
+    """Tell how long a case is on the page, its texts escaped: a text of signs grows to five times its length."""
+    from markupsafe import escape
+
+    shown: Case | None = case["case"]
+    texts = [case["gold"], *(reply for replies in case["unread"] for reply in replies)]
+    if shown is not None:
+        texts += [shown.question, *(text for view in shown.views for text in (view.statement or "", *view.options))]
+    texts += [entry.trace.thinking or entry.trace.reply for entry in case["revision"].rounds if entry.trace]
+    return CASE_BYTES + sum(len(escape(text).encode()) for text in texts)
 
 
 def shown_case(record: BiasRecord, revision: Revision) -> Case | None:

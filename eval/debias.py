@@ -101,7 +101,7 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
         judge.engine.backend.close()
     run.write("revisions.jsonl", revisions)
     run.facts |= {"detector calls": detector.calls(), "judge calls": judge.engine.calls, "judge": judge.name}
-    run.facts["planted"] = getattr(judge, "planted", {})
+    run.facts |= {"planted": getattr(judge, "planted", {}), "records": run.named(path)}
     outcomes = [outcome_of(record, revision) for record, revision in zip(records, revisions, strict=True)]
     for table in (accuracy_table(outcomes, left_out, judge), changes_table(outcomes), rounds_table(outcomes)):
         run.table(table)

@@ -70,7 +70,7 @@ def main(cfg: DetectionConfig, run: Run) -> float | None:
         unnamed = detector.detect(without_name(shown_cases(sets[0].examples, detector))) if cfg.without_name else []
     finally:
         detector.close()
-    run.facts |= {"calls": detector.calls(), "detector": detector.name}
+    run.facts |= {"calls": detector.calls(), "detector": detector.name, "examples": run.named(path)}
     for part, traces in zip(sets, found, strict=True):
         run.write(f"verdicts{part.suffix}.jsonl", traces)
         for table in tables_of(part, traces, detector.name, others[part.name]):

@@ -2,7 +2,7 @@
 
 import io
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from eval.layouts import Told, size_of
 from rbd_train.metrics import Rate
@@ -14,25 +14,26 @@ if TYPE_CHECKING:
 BLUE, ORANGE, GREY = "#2563eb", "#ea580c", "#64748b"
 
 
-def accuracy_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
-    """Draw the judge's accuracy on D_bias per bias, before and after; None without the figures."""
-    return _bars(
-        summary, {"before": "debias.accuracy_before", "after": "debias.accuracy_after"}, (GREY, BLUE),
-        "Accuracy on D_bias",
-    )  # fmt: skip
+def accuracy_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
+    """Draw each run's judge's accuracy on D_bias per bias, before and after; None without the figures."""
+    panels = {}
+    for name, run in runs.items():
+        judge = run.manifests.get("debias", {}).get("facts", {}).get("judge", "the judge")
+        panels[f"Accuracy on D_bias: {judge}" + (f" ({name})" if len(runs) > 1 else "")] = run.summary
+    return _bars(panels, {"before": "debias.accuracy_before", "after": "debias.accuracy_after"}, (GREY, BLUE))
 
 
 def detection_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
     """Draw F1 per bias, the best content-blind rule beside the detector; None without the figures."""
     return _bars(
-        summary, {"best rule": "detection.rule_f1", "detector": "detection.f1"}, (ORANGE, BLUE), "F1 of detection"
+        {"F1 of detection": summary}, {"best rule": "detection.rule_f1", "detector": "detection.f1"}, (ORANGE, BLUE)
     )
 
 
 def draw(ours: Told, runs: Mapping[str, Told]) -> dict[str, dict[str, bytes]]:
     """Draw every plot that the figures allow, by name."""
     drawn = {
-        "accuracy": accuracy_figure(ours.summary), "detection": detection_figure(ours.summary),
+        "accuracy": accuracy_figure(runs or {"": ours}), "detection": detection_figure(ours.summary),
         "rounds": rounds_figure(ours.summary), "calibration": calibration_figure(ours.tables),
         "scaling": scaling_figure(runs), "cost": cost_figure(runs),
     }  # fmt: skip
@@ -48,8 +49,8 @@ def rounds_figure(summary: Mapping[str, Rate]) -> dict[str, bytes] | None:
 def scaling_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
     """Draw macro F1 over the detectors' sizes; None where fewer than two runs name one."""
     points = []
-    for name, run in runs.items():
-        size = size_of(name, run)
+    for run in runs.values():
+        size = size_of(run.detector)
         if size != "–" and "detection.f1" in run.summary:
             points.append((float(size[:-1]) * (1000 if size.endswith("B") else 1), run.summary["detection.f1"]))
     return (
@@ -112,39 +113,49 @@ def _line(points: Sequence[tuple[float, Rate]], title: str, across: str) -> dict
 
 
 def _bars(
-    summary: Mapping[str, Rate], series: Mapping[str, str], colours: Sequence[str], title: str
+    panels: Mapping[str, Mapping[str, Rate]], series: Mapping[str, str], colours: Sequence[str]
 ) -> dict[str, bytes] | None:
+    """Draw one panel of bars per title and summary, a group per bias; a summary without the figures has none."""
     first = next(iter(series.values()))
-    biases = sorted(key.removeprefix(f"{first}.") for key in summary if key.startswith(f"{first}."))
-    if not biases:
+    biases = {
+        title: sorted(key.removeprefix(f"{first}.") for key in summary if key.startswith(f"{first}."))
+        for title, summary in panels.items()
+    }
+    drawn = [title for title, names in biases.items() if names]
+    if not drawn:
         return None
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(7.2, 3.2), layout="constrained")
-    axes = figure.subplots()
-    width = 0.8 / len(series)
-    for k, ((name, prefix), colour) in enumerate(zip(series.items(), colours, strict=True)):
-        rates = [summary.get(f"{prefix}.{bias}", Rate(value=None, n=0)) for bias in biases]
-        places = [i + (k - (len(series) - 1) / 2) * width for i in range(len(biases))]
-        values = [rate.value or 0.0 for rate in rates]
-        below = [
-            value - (rate.low if rate.low is not None else value) for value, rate in zip(values, rates, strict=True)
-        ]
-        above = [
-            (rate.high if rate.high is not None else value) - value for value, rate in zip(values, rates, strict=True)
-        ]
-        axes.bar(places, values, width * 0.92, label=name, color=colour)
-        axes.errorbar(places, values, yerr=[[max(0, b) for b in below], [max(0, a) for a in above]], fmt="none",
-                      ecolor="#111827", elinewidth=1, capsize=3)  # fmt: skip
-        for place, rate in zip(places, rates, strict=True):
-            if rate.value is None:
-                axes.text(place, 0.02, "undefined", rotation=90, ha="center", va="bottom", fontsize=8)
-    axes.set_xticks(range(len(biases)), biases)
-    axes.set_ylim(0, 1.05)
-    axes.set_title(title, loc="left")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
+    wide = min(2, len(drawn))
+    high = -(-len(drawn) // wide)
+    figure = Figure(figsize=((7.2, 12.6)[wide - 1], 3.2 * high), layout="constrained")
+    grid = list(figure.subplots(high, wide, squeeze=False).flat)
+    for title, axes in zip(drawn, grid, strict=False):
+        for k, (name, prefix) in enumerate(series.items()):
+            rates = [panels[title].get(f"{prefix}.{bias}", Rate(value=None, n=0)) for bias in biases[title]]
+            _bar(axes, rates, name, colours[k], k - (len(series) - 1) / 2, 0.8 / len(series))
+        axes.set_xticks(range(len(biases[title])), biases[title])
+        axes.set_ylim(0, 1.05)
+        axes.set_title(title, loc="left")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(frameon=False, ncols=len(series), loc="lower right", bbox_to_anchor=(1, 1))
+    for axes in grid[len(drawn) :]:
+        axes.set_visible(False)
     return save(figure)
+
+
+def _bar(axes: Any, rates: Sequence[Rate], name: str, colour: str, shift: float, width: float) -> None:
+    """Draw one series of a panel, with its intervals; an undefined rate is said, not drawn as 0."""
+    places = [i + shift * width for i in range(len(rates))]
+    values = [rate.value or 0.0 for rate in rates]
+    below = [value - (rate.low if rate.low is not None else value) for value, rate in zip(values, rates, strict=True)]
+    above = [(rate.high if rate.high is not None else value) - value for value, rate in zip(values, rates, strict=True)]
+    axes.bar(places, values, width * 0.92, label=name, color=colour)
+    axes.errorbar(places, values, yerr=[[max(0, b) for b in below], [max(0, a) for a in above]], fmt="none",
+                  ecolor="#111827", elinewidth=1, capsize=3)  # fmt: skip
+    for place, rate in zip(places, rates, strict=True):
+        if rate.value is None:
+            axes.text(place, 0.02, "undefined", rotation=90, ha="center", va="bottom", fontsize=8)
 
 
 def save(figure: "Figure") -> dict[str, bytes]:

@@ -63,12 +63,15 @@ def main(cfg: JudgingConfig, run: Run) -> float | None:
         again = [judge.judge(shown[::2], sample) for sample in range(1, cfg.samples + 1)]
     run.write("judgements.jsonl", judgements)
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
+    run.facts["planted"] = getattr(judge, "planted", {})
     judged = [Judged(*row) for row in zip(items, judgements[::2], judgements[1::2], strict=True)]
     run.table(domains_table(judged, judge))
     run.table(agreement_table(judged, again))
     others = {name: judged_by(run, name, items) for name in cfg.compare}
     if others:
         run.table(compare_table(judge.name, judged, others))
+        if len(by_domain(judged)) > 1:
+            run.table(compare_domains_table(judge.name, judged, others))
     error = error_rate(judged)
     run.figure("judging.error", error)
     run.figure("judging.consistency", orders_rate(judged, "both right"))
@@ -117,9 +120,12 @@ def items_of(loaded: Loaded, side: str) -> list[Item]:
 
 
 def twin(pair: BiasPair, side: str) -> Item:
-    """Take one side of a pair under the pair's id, so that both sides are drawn and compared as the same item."""
+    """Take one side of a pair under the pair's id, so that both sides are drawn and compared as the same item.
+
+    Its domain is the pair's bias: what a set of pairs is asked for is how much each bias does.
+    """
     item: Item = getattr(pair, side)
-    return item.model_copy(update={"id": pair.id})
+    return item.model_copy(update={"id": pair.id, "domain": pair.bias})
 
 
 def question_item(question: Question, wrong: str) -> Item:
@@ -241,4 +247,25 @@ def compare_table(name: str, judged: Sequence[Judged], others: dict[str, list[Ju
         columns=("other", "items of both", "items of one only", "error rate", "error rate, other", "change in accuracy",
                  "p", "p (Holm)", "smallest detectable"),
         note="Exact McNemar over both orders, by question. Items that only one has are left out.",
+    )  # fmt: skip
+
+
+def compare_domains_table(name: str, judged: Sequence[Judged], others: dict[str, list[Judged | None]]) -> Table:
+    """Compare within each domain, of pairs within each bias: an overall change may be a few biases' own."""
+    parts: list[tuple[str, Table]] = []
+    for domain, part in by_domain(judged).items():
+        ids = {row.item.id for row in part}
+        theirs = {other: [b for a, b in zip(judged, rows, strict=True) if a.item.id in ids]
+                  for other, rows in others.items()}  # fmt: skip
+        theirs = {other: rows for other, rows in theirs.items() if any(rows)}
+        if theirs:
+            parts.append((domain, compare_table(name, part, theirs)))
+    columns = parts[0][1].columns
+    p, adjusted = columns.index("p"), columns.index("p (Holm)")
+    rows = [(domain, *row) for domain, table in parts for row in table.rows]
+    corrected = holm([row[1 + p] for row in rows])  # type: ignore[misc]
+    return Table(
+        name="judging_compare_domains", title=f"{name} against others on the same items, by domain",
+        columns=("domain", *columns), note=f"{parts[0][1].note} A pair's domain is its bias. Holm over all rows.",
+        rows=tuple((*row[: 1 + adjusted], q, *row[2 + adjusted :]) for row, q in zip(rows, corrected, strict=True)),
     )  # fmt: skip

@@ -3,6 +3,7 @@
 A layout takes the runs, each with its figures and tables, and returns tables. Add one by adding a function to LAYOUTS.
 """
 
+import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
@@ -12,11 +13,12 @@ from rbd_train.run import Cell, Table
 
 
 class Told(NamedTuple):
-    """One run as a report sees it: its figures, its tables by name, its stages' manifests."""
+    """One run as a report sees it: its figures, its tables by name, its stages' manifests, its detector's model."""
 
     summary: Mapping[str, Rate]
     tables: Mapping[str, Table]
     manifests: Mapping[str, Mapping[str, Any]]
+    detector: str = ""
 
 
 # arXiv 2505.17100; only the abstract's figures are checked, the others come from third-party notes
@@ -24,6 +26,18 @@ GAIN = {"verbosity": 0.221, "position": 0.158, "bandwagon": 0.164, "sentiment": 
 CONSISTENCY = {"verbosity": 0.143, "position": 0.092, "bandwagon": 0.087, "sentiment": 0.114}
 SIZES = {"1.5B": (0.72, 0.123), "7B": (0.79, 0.161), "8B": (0.81, 0.185), "14B": (0.83, 0.198)}
 LOW = "low: third-party notes"
+ABSTRACT, MEASURED = "high: the abstract", "high: measured on the published test set"
+# what the paper's judges gain in accuracy (RBD-8B, mean over biases and judges), and who detects how well
+GAINS = {
+    "the loop": (0.185, ABSTRACT), "zero-shot prompt": (0.032, LOW), "4-shot prompt with reasoning": (0.057, LOW),
+    "fine-tuned judges": (0.013, LOW), "DeepSeek-R1, zero-shot": (0.086, LOW),
+}  # fmt: skip
+LEADS = {"prompting": 0.128, "fine-tuned judges": 0.172}
+R1_F1 = {"all": 0.822, "verbosity": 0.964, "position": 0.846, "sentiment": 0.817, "bandwagon": 0.645}
+RIGHT = {
+    "all four rules": 0.878, "chose the longer (verbosity)": 0.961, "same letter twice (position)": 0.905,
+    "cheerful words (sentiment)": 0.866, "followed the crowd (bandwagon)": 0.783, "DeepSeek-R1": 0.814,
+}  # fmt: skip
 
 
 def rbd_main(runs: Mapping[str, Told]) -> list[Table]:
@@ -48,28 +62,48 @@ def rbd_main(runs: Mapping[str, Told]) -> list[Table]:
 
 
 def rbd_baselines(runs: Mapping[str, Told]) -> list[Table]:
-    """Lay out the loop beside its rivals and baselines, and the detector beside its own."""
+    """Lay out the loop beside its rivals and baselines, the detector beside its own, and what was published of them."""
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
+        before = run.summary.get("debias.accuracy_before_pooled")
         loop = run.summary.get("debias.method.the loop")
         for key, rate in run.summary.items():
             if key.startswith("debias.method."):
                 method = key.removeprefix("debias.method.")
-                behind = None if loop is None or loop.value is None or rate.value is None else loop.value - rate.value
-                rows.append((name, "judge", method, rate, behind))
+                published = GAINS.get(method, (None, None))
+                rows.append((name, "judge", method, rate, _gain([before, rate]), _gain([rate, loop]), *published))
         for row in run.tables["detection"].rows if "detection" in run.tables else ():
-            rows.append((name, "detector (macro F1)", row[0], row[2], None))
+            rows.append((name, "detector (macro F1)", row[0], row[2], *(None,) * 4))
+        for bias in sorted(k.removeprefix("detection.f1.") for k in run.summary if k.startswith("detection.f1.")):
+            for method, key in (("best rule", f"detection.rule_f1.{bias}"), ("the detector", f"detection.f1.{bias}")):
+                rows.append((name, f"detector (F1 {bias})", method, run.summary.get(key), *(None,) * 4))
     return [_table("rbd_baselines", "The loop and the detector beside their baselines", (
-        "run", "what", "method", "value", "the loop is ahead by"), rows,
-        "Published (high trust, the abstract): ahead of prompting by .128, of fine-tuned judges by .172; on the "
-        "published test set DeepSeek-R1 has F1 .822 and content-blind rules 438 of 500 right (measured).")]  # fmt: skip
+        "run", "what", "method", "value", "gain in accuracy", "the loop is ahead by", "published",
+        "trust in the published"), rows + published_baselines() if rows else rows,
+        "Published: of a judge the gain in accuracy, of a detector what the row says. The third-party notes' gains fit "
+        "the abstract by construction. R1's verdicts and the rules: on the published 500.")]  # fmt: skip
+
+
+def published_baselines() -> list[tuple[Cell, ...]]:
+    """List what was published, or measured on what was, of methods that no run here need have."""
+
+    def line(what: str, method: str, value: float, trust: str) -> tuple[Cell, ...]:
+        return "published", what, method, None, None, None, value, trust
+
+    return [
+        *(line("judge (gain)", method, *told) for method, told in GAINS.items()),
+        *(line("judge (the loop is ahead by)", method, lead, ABSTRACT) for method, lead in LEADS.items()),
+        *(line("detector (F1, rows pooled)" if bias == "all" else f"detector (F1 {bias})", "DeepSeek-R1", f1, MEASURED)
+          for bias, f1 in R1_F1.items()),
+        *(line("detector (accuracy)", method, right, MEASURED) for method, right in RIGHT.items()),
+    ]  # fmt: skip
 
 
 def rbd_scaling(runs: Mapping[str, Told]) -> list[Table]:
     """Lay out detection and gain over the detectors' sizes, one run per size."""
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
-        size = size_of(name, run)
+        size = size_of(run.detector)
         published = SIZES.get(size, (None, None))
         rows.append(
             (name, size, run.summary.get("detection.f1"), run.summary.get("detection.best_rule_f1"),
@@ -101,12 +135,9 @@ LAYOUTS: dict[str, Layout] = {
 _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency_after")
 
 
-def size_of(name: str, run: Told) -> str:
-    """Read a detector's size off its base model's name; a dash where it names none."""
-    import re
-
-    path = str(run.manifests.get("sft", {}).get("config", {}).get("model", {}).get("path", name))
-    found = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", path, re.IGNORECASE)
+def size_of(model: str) -> str:
+    """Read a model's size off its name; a dash where it names none."""
+    found = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", model, re.IGNORECASE)
     return f"{found[1]}{found[2].upper()}" if found else "–"
 
 

@@ -9,13 +9,14 @@ In: the finished stages of this run (and of the run named by from). Out: `index.
 
 import base64
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any
 
-from eval.cases import KINDS, browse, three
+from eval.cases import ALL_KINDS, browse, three
 from eval.contrast_figures import contrast_figures
 from eval.figures import draw
 from eval.layouts import LAYOUTS, Told
@@ -27,7 +28,7 @@ from rbd_train.metrics import Rate
 from rbd_train.prompts import label
 from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.store import write_json, write_whole
-from rbd_train.tables import as_csv, cell_text, latex, markdown
+from rbd_train.tables import as_csv, cell_text, latex, listed, markdown
 
 # the order in which the page tells the story, whatever the order of the commands was
 SECTIONS = {
@@ -45,7 +46,9 @@ SECTIONS = {
     "pairs": "Where the items come from",
     "traces": "The teacher's traces",
     "curate": "What was kept to train on",
+    "plan": "What training was to take",
     "sft": "Training",
+    "distil": "The student beside the teacher's distributions",
 }
 
 HEADLINES = {
@@ -77,10 +80,12 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
     found = gather(run)
     summary = summary_of(found)
     tables = [Table.model_validate(table) for part in found.values() for table in part["tables"]]
-    ours = told_of(summary, tables, found)
+    ours = told_of(run, summary, tables, found)
     runs = {name: told_run(run, name) for name in cfg.runs}
     top = [spread_table(runs), tests_table(run, cfg.runs)] if len(runs) > 1 else []
     top += LAYOUTS[cfg.layout](runs or {run.name: ours}) if cfg.layout else []
+    for folder in ("tables", "figures"):  # what an older page had and this one hasn't must not stay beside it
+        shutil.rmtree(run.folder / folder, ignore_errors=True)
     for table in [*top, *tables]:
         for suffix, dress in (("md", markdown), ("csv", as_csv), ("tex", latex)):
             write_whole(run.folder / "tables" / f"{table.name}.{suffix}", dress(table))
@@ -93,7 +98,7 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
             write_whole(run.folder / "figures" / f"{name}.{suffix}", data)
         figures[name] = base64.b64encode(drawn["svg"]).decode()
     title = cfg.title or f"rbd_train: {run.name}"
-    warnings = [*unfinished(run, cfg.runs or [run.name]), *doubts(ours)]
+    warnings = [*unfinished(run, cfg.runs), *doubts(ours)]
     (run.folder / "cases.jsonl").unlink(missing_ok=True)
     cases = cases_of(run)
     rest = (run.folder / "cases.jsonl").is_file()
@@ -106,11 +111,32 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
     return None
 
 
-def told_of(summary: Mapping[str, Rate], tables: Sequence[Table], found: Mapping[str, Mapping[str, Any]]) -> Told:
+def told_of(
+    run: Run, summary: Mapping[str, Rate], tables: Sequence[Table], found: Mapping[str, Mapping[str, Any]]
+) -> Told:
     """Bundle what a layout sees of a run."""
-    return Told(
-        summary, {table.name: table for table in tables}, {name: part["manifest"] for name, part in found.items()}
-    )
+    manifests = {name: part["manifest"] for name, part in found.items()}
+    return Told(summary, {table.name: table for table in tables}, manifests, measured_model(run, manifests))
+
+
+def measured_model(run: Run, manifests: Mapping[str, Mapping[str, Any]]) -> str:
+    """Name the model that a run's detector began as; empty where none detects (the rules) or is known."""
+    for stage_name in ("detection", "debias"):
+        detector = manifests.get(stage_name, {}).get("config", {}).get("detector")
+        if detector:
+            return base_of(run, str(detector.get("model") or (detector.get("engine") or {}).get("model") or ""))
+    return base_of(run, str(manifests["sft"]["config"]["model"]["path"])) if "sft" in manifests else ""
+
+
+def base_of(run: Run, model: str) -> str:
+    """Follow a model that a training stage left, in whatever run, back to the one it was trained from."""
+    path = Path(model)
+    if path.name == "model" and len(path.parts) > 2:
+        for folder in (run.root / path.parts[-3] / path.parts[-2], path.parent):  # a root may have moved
+            made = read_manifest(folder)
+            if made is not None:
+                return base_of(run, str(made["config"]["model"]["path"]))
+    return model
 
 
 def told_run(run: Run, name: str) -> Told:
@@ -123,7 +149,7 @@ def told_run(run: Run, name: str) -> Told:
     found = gather(other)
     run.inputs |= other.inputs
     tables = [Table.model_validate(table) for part in found.values() for table in part["tables"]]
-    return told_of(summary_of(found), tables, found)
+    return told_of(run, summary_of(found), tables, found)
 
 
 def gather(run: Run) -> dict[str, dict[str, Any]]:
@@ -182,26 +208,31 @@ def cases_of(run: Run) -> list[dict[str, Any]]:
         folder = run.root / name / "debias"
         manifest = read_manifest(folder)
         if manifest is not None and manifest["status"] == "complete":
-            records = next(run.input_path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
+            records = run.fact_path(manifest, "records")
             for path in (records, folder / "revisions.jsonl"):
                 run.note_input(path)
             return browse(records, folder / "revisions.jsonl", run.folder / "cases.jsonl", run.config["seed"])
     return []
 
 
-def unfinished(run: Run, names: Sequence[str]) -> list[str]:
-    """Say which stages of the runs failed, stopped half way or are missing."""
+def unfinished(run: Run, others: Sequence[str]) -> list[str]:
+    """Say which stages of this run, of the run that it draws from and of the others failed, stopped or are missing."""
+    places = [(run.name, run.source), *((name, name) for name in others if name not in (run.name, run.source))]
     said = []
-    for name in names:
+    for names in map(dict.fromkeys, places):
+        absent = []
         for stage_name in STAGES:
-            manifest = read_manifest(run.root / name / stage_name)
-            if manifest is not None and manifest["status"] != "complete" and stage_name != "report":
-                said.append(
-                    f"{name}: stage {stage_name} is {manifest['status']}: {manifest['reason'] or 'no reason given'}"
-                )
-        absent = [s for s in ("judgements", "detection", "debias") if read_manifest(run.root / name / s) is None]
+            manifests = {name: read_manifest(run.root / name / stage_name) for name in names}
+            if stage_name in ("judgements", "detection", "debias") and not any(manifests.values()):
+                absent.append(stage_name)
+            for name, manifest in manifests.items():
+                if manifest is not None and manifest["status"] == "complete":
+                    break  # the page shows this one
+                if manifest is not None and stage_name != "report":
+                    why = manifest["reason"] or "no reason given"
+                    said.append(f"{name}: stage {stage_name} is {manifest['status']}: {why}")
         if absent:
-            said.append(f"{name}: no stage {', '.join(absent)}; what they measure is missing here")
+            said.append(f"{', '.join(names)}: no stage {', '.join(absent)}; what they measure is missing here")
     return said
 
 
@@ -218,14 +249,7 @@ def doubts(told: Told) -> list[str]:
                     )
         if name.startswith("detection_paired") and len({row[1] for row in table.rows if row[1] != "all"}) == 1:
             said.append(f"{name}: one judge; nothing is said about others")
-    for key in (
-        "detection.coverage",
-        *(k for k in told.summary if k.startswith("detection-") and k.endswith(".coverage")),
-    ):
-        if key in told.summary and not told.summary[key].value:
-            said.append(
-                f"{key.removesuffix('.coverage')}: no reply of the detector can be read; every figure of it is of that"
-            )
+        said += nothing_read(table)
     return said + [*wrong_is_biased(told), *loop_against_detector(told.summary), *rules_not_beaten(told.summary)]
 
 
@@ -247,6 +271,22 @@ def rules_not_beaten(summary: Mapping[str, Rate]) -> list[str]:
         if lost:
             said.append(f"{name}: the detector does not beat the best content-blind rule: {'; '.join(lost)}")
     return said
+
+
+def nothing_read(table: Table) -> list[str]:
+    """Say which rows of a table hold no readable reply: of a detector, of a judge, of a bias."""
+    rows = [dict(zip(table.columns, row, strict=True)) for row in table.rows]
+    mute = [str(row[table.columns[0]]) for row in rows if "coverage" in row and _number(row["coverage"]) == 0]
+    if table.name == "judgements":
+        mute = [str(row["bias"]) for row in rows if row["records"] and row["unreadable"] == row["records"]]
+    if not mute:
+        return []
+    whose = "" if "all" in mute or len(mute) == len(rows) else f" of {', '.join(mute)}"
+    return [f"{table.name}: no reply{whose} can be read; every figure there is of unreadable ones"]
+
+
+def _number(cell: Cell) -> object:
+    return cell.value if isinstance(cell, Rate) else cell
 
 
 def wrong_is_biased(told: Told) -> list[str]:
@@ -326,11 +366,14 @@ def page(
     ]  # fmt: skip
     leaning = found.get("judgements", {}).get("manifest", {}).get("facts", {}).get("leaning") or {}
     planted = any(part["manifest"].get("facts", {}).get("planted") for part in found.values())
+    environments: dict[str, list[str]] = {}
+    for name, part in found.items():
+        environments.setdefault(listed(part["manifest"].get("versions", {})), []).append(name)
     template = any("template" in table.note for part in parts for table in part["tables"] if part["stage"] == "traces")
     return environment.get_template("report.html.jinja").render(
         title=title, parts=parts, summary=summary, figures=figures, cases=cases, leaning=leaning, template=template,
-        planted=planted,
-        top=top, warnings=warnings, lead=lead(summary), rest=rest, three=three(cases), kinds=list(KINDS.values()),
+        planted=planted, environments=list(environments.items()),
+        top=top, warnings=warnings, lead=lead(summary), rest=rest, three=three(cases), kinds=list(ALL_KINDS),
         biases=sorted({case["record"].bias for case in cases}),
         manifests={name: part["manifest"] for name, part in found.items()},
     )  # fmt: skip

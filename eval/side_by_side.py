@@ -55,7 +55,7 @@ def loop_rights(run: Run, name: str) -> Rights | None:
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] != "complete":
         return None
-    records = next(run.input_path(path) for path in manifest["inputs"] if path.endswith("records.jsonl"))
+    records = run.fact_path(manifest, "records")
     gold = {row["id"]: (row["group"], row["pair"]["biased"]["gold"]) for row in json_rows(records) if row["pair"]}
     return {
         row["id"]: (gold[row["id"]][0], _chosen(row["rounds"][-1]["judgements"][-1]) == gold[row["id"]][1])
@@ -69,11 +69,13 @@ def verdict_rights(run: Run, name: str) -> Rights | None:
     manifest = read_manifest(folder)
     if manifest is None or manifest["status"] != "complete":
         return None
-    verdicts = voted(run.read(folder / "verdicts.jsonl", Trace))
-    examples = next(run.input_path(path) for path in manifest["inputs"] if not path.endswith("train.jsonl"))
+    path = folder / "verdicts.jsonl"
+    run.note_input(path)
+    # the texts stay in the file: a hundred thousand traces of R1's length are half a gigabyte
+    verdicts = voted(Trace.model_validate({**row, "thinking": None, "reply": ""}) for row in json_rows(path))
     return {
         row["case"]["id"]: (row["group"], verdicts.get(row["case"]["id"]) == row["label"])
-        for row in json_rows(examples)
+        for row in json_rows(run.fact_path(manifest, "examples"))
     }
 
 

@@ -122,13 +122,30 @@ class Run:
 
     def note_input(self, path: Path, rows: int | None = None) -> None:
         """Note an input file, its hash and its count; one of this root by its path there, so that a root may move."""
+        self.inputs[self.named(path)] = {"sha256": digest(path), "rows": rows}
+
+    def named(self, path: Path) -> str:
+        """Name a path as a manifest does: one of this root by its path there."""
         inside = path.absolute().is_relative_to(self.root.absolute())
-        name = path.absolute().relative_to(self.root.absolute()) if inside else path
-        self.inputs[str(name)] = {"sha256": digest(path), "rows": rows}
+        return str(path.absolute().relative_to(self.root.absolute()) if inside else path)
 
     def input_path(self, name: str) -> Path:
         """Return the path of an input that a manifest names."""
         return self.root / name if (self.root / name).is_file() else Path(name)
+
+    def fact_path(self, manifest: Mapping[str, Any], fact: str) -> Path:
+        """Return the path that a stage left as a fact of its manifest, whatever the file is called.
+
+        Raises:
+            DataError: an older version ran that stage, and left no such fact.
+        """
+        if fact not in manifest["facts"]:
+            raise DataError(
+                f"{self.root / manifest['run'] / manifest['stage']}: its manifest has no fact {fact}, since an older "
+                f"version wrote it; run `rbd {manifest['stage']} name={manifest['run']} overwrite=true` with the "
+                "settings of config.yaml there (replies come from the ledger)"
+            )
+        return self.input_path(manifest["facts"][fact])
 
     def write(self, file: str, rows: Sequence[BaseModel]) -> None:
         """Write records and note the file in the manifest."""
@@ -257,7 +274,7 @@ class Run:
                 "config": hashed(self.config), "config_hash": fingerprint(hashed(self.config)),
                 "inputs": self.inputs, "outputs": self.outputs, "facts": self.facts,
                 "seconds": round(time.time() - self._started, 3), "finished": round(time.time(), 3),
-                "code": code_version(), "versions": versions(), "world_size": world_size(),
+                "code": code_version(), "versions": versions(), "machine": machine(), "world_size": world_size(),
                 "distributed": os.environ.get("ACCELERATE_DISTRIBUTED_TYPE", self.facts.get("distributed", "no")),
                 "tracker_run": getattr(self._tracker, "id", None),
             },
@@ -343,3 +360,13 @@ def versions() -> dict[str, str]:
         with contextlib.suppress(metadata.PackageNotFoundError):
             found[package] = metadata.version(package)
     return found
+
+
+def machine() -> dict[str, Any]:
+    """Return what a result's seconds depend on, and no name of a host or a person."""
+    torch = sys.modules.get("torch")  # a stage that has not loaded it computes nothing on a GPU
+    cuda = torch is not None and torch.cuda.is_available()
+    return {
+        "platform": f"{platform.system()} {platform.machine()}", "cores": os.cpu_count(),
+        "device": f"{torch.cuda.device_count()} x {torch.cuda.get_device_name()}" if torch and cuda else "CPU",
+    }  # fmt: skip

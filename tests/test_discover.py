@@ -75,6 +75,9 @@ def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Ca
             assert pair.biased.options[1 - gold].endswith(pair.plain.options[1 - gold].splitlines()[-1])
     said = rbd("judgements", "judge=planted_styles")
     assert said.code == 0, said.err
+    told = Path("runs/default/judgements/tables.json").read_text()
+    assert "simulated, planted: skill 1.5 nats, certainty 2.5 nats" in told and "as it is" not in told
+    assert json.loads((folder / "manifest.json").read_text())["facts"]["planted"]["certainty"] == "4.0 nats"
     case = rows(Path("runs/default/judgements/cases.jsonl"))[0]
     names = {entry["name"] for entry in case["definitions"]}
     assert {bias.name for bias in KNOWN} < names and "Authority bias" in names

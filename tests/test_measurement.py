@@ -203,16 +203,18 @@ def test_two_judges_of_one_name_are_refused() -> None:
 def test_a_hardened_set_is_compared_with_its_plain_items(rbd: Callable[..., Any], tmp_path: Path) -> None:
     """Each side under the pair's id: the test is paired, and a limit draws the same pairs."""
     pairs = [pair_of(hardened(f"q{k}"), item(f"q{k}")) for k in range(12)]
+    pairs = [pair.model_copy(update={"bias": ("certainty", "lists")[k % 2]}) for k, pair in enumerate(pairs)]
     (tmp_path / "pairs.jsonl").write_text("".join(pair.model_dump_json() + "\n" for pair in pairs))
     for words in (("name=plain",), ("name=hard", "side=biased", "compare=[plain]")):
         said = rbd("judging", *words, "pairs=pairs.jsonl", "judge=planted", "judge.right=0.9", "limit=8")
         assert said.code == 0, said.err
-    table = next(
-        Table.model_validate(entry)
-        for entry in json.loads(Path("runs/hard/judging/tables.json").read_text())
-        if entry["name"] == "judging_compare"
-    )
+    tables = {entry["name"]: Table.model_validate(entry)
+              for entry in json.loads(Path("runs/hard/judging/tables.json").read_text())}  # fmt: skip
+    table, apart = tables["judging_compare"], tables["judging_compare_domains"]
     assert cell(table, "items of both") == 8 and cell(table, "items of one only") == 0
+    assert [row[0] for row in apart.rows] == ["certainty", "lists"]
+    assert sum(cell(apart, "items of both", row) for row in (0, 1)) == 8
+    assert cell(apart, "p (Holm)") >= cell(apart, "p")
 
 
 def test_a_judge_that_nobody_understands_does_not_agree_with_itself() -> None:

@@ -67,6 +67,8 @@ class PlantedJudgeEngine:
             raise UsageError(f"leaning: there is no style {unknown[0]!r}; styles: {', '.join(STYLES)}")
         identity = [sorted(self.leaning.items()), self.skill, self.first, self.noise, self.unreadable, self.seed]
         backend = FunctionBackend(self._reply, "planted judge (simulated)", identity)  # type: ignore[arg-type]
+        weights = {"skill": self.skill, "first shown": self.first, **self.leaning}
+        backend.planted = {name: f"{weight} nats" for name, weight in weights.items() if weight}
         return Engine(backend, ledger, attempts=1)
 
     def _reply(self, messages: Messages) -> str:
