@@ -40,6 +40,8 @@ def declared(judge: Any) -> str:
     leaning, rates = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
     if rates:
         return f"Judge {judge.name}: simulated, planted rates: {listed(rates)}"
+    if getattr(judge, "setting", None) is not None:
+        return f"Judge {judge.name}: contrast of two models ({judge.setting})"
     return f"Judge {judge.name}: {f'planted leaning in nats: {listed(leaning)}' if leaning else 'as it is'}"
 
 
