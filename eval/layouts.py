@@ -102,7 +102,8 @@ def contrast_ranges(runs: Mapping[str, Told]) -> list[Table]:
     found = []
     for part, title in parts:
         rows: list[tuple[Cell, ...]] = []
-        columns, note = ("run", "setting"), ""
+        columns: tuple[str, ...] = ("run", "setting")
+        note = ""
         for name, run in runs.items():
             if part in run.tables:
                 table, facts = run.tables[part], run.manifests["contrast"]["facts"]

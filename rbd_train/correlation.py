@@ -196,5 +196,5 @@ def _three(pairs: "NDArray[np.float64]") -> Correlations:
     if len(pairs) < 3 or (np.ptp(pairs, axis=0) <= 1e-12).any():
         return Correlations(None, None, None)
     ranks = np.stack([rankdata(pairs[:, 0]), rankdata(pairs[:, 1])])
-    both = np.corrcoef(pairs, rowvar=False)[0, 1], np.corrcoef(ranks)[0, 1], kendalltau(*ranks).statistic
-    return Correlations(*map(float, both))
+    pearson, spearman = (float(np.corrcoef(*sides)[0, 1]) for sides in (pairs.T, ranks))
+    return Correlations(pearson, spearman, float(kendalltau(*ranks).statistic))
