@@ -7,7 +7,8 @@ In: a preference set (conf/source), a library, optionally reviews. Out: `benchma
 (JudgeBench's columns and injected_bias), `pairs.jsonl` (BiasPair: each variant beside its item, for `rbd judging`),
 `review.csv` (to fill in), `dropped.jsonl` (Dropped).
 
-    rbd benchmark source=preference source.path=judge_bench.parquet judge=embedded judge@second_judge=generative
+    rbd benchmark source=preference source.path=judge_bench.parquet judge=embedded
+    rbd benchmark judge=embedded judge@second_judge=generative second_judge.engine.model=M
     rbd benchmark overwrite=true 'reviews=[anna.csv,ben.csv]'
 """
 

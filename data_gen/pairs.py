@@ -5,7 +5,7 @@ In: a source (`conf/source`). Out: `pairs.jsonl` (BiasPair), `dropped.jsonl` (wh
     rbd pairs source=generated
     rbd pairs source=rbd source.folder=DIR limit=50
     rbd pairs source=gsm8k source.path=test.jsonl 'bias=[verbosity,position]' weak=local
-    rbd pairs source=gsm8k source.path=test.jsonl 'bias=[sentiment]' weak=http engine@rewriter=http
+    rbd pairs source=gsm8k source.path=test.jsonl 'bias=[sentiment]' weak=local engine@rewriter=http rewriter.model=M
     rbd pairs source=planted 'bias=["library:runs/default/discover/library.jsonl"]' engine@rewriter=rules
 """
 

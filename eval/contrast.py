@@ -5,12 +5,13 @@ score by both models, so that every setting is arithmetic), tables.
 
     rbd contrast source=summeval source.path=summeval_dev.json
     rbd contrast source=newsroom source.path=newsroom.json 'ranges=[1-5,2-6,1-10]' choose=cross
-    rbd contrast +experiment=contrast_llama_8b_1b launch=ddp processes=8
+    rbd contrast experiment=contrast_llama_8b_1b launch=ddp processes=8
 """
 
 import resource
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,8 @@ from eval.contrast_tables import (
     grid_table,
     histogram_table,
     methods_table,
+    named,
+    pooled_table,
     published_table,
     quality,
     ranges_table,
@@ -31,12 +34,12 @@ from eval.contrast_tables import (
     stability_table,
 )
 from rbd_train.app import BaseConfig, stage
-from rbd_train.contrast import CONTENT_FREE, TEMPERATURES, Setting, check_mode, setting_of
-from rbd_train.engine import ChoiceLogprobs, Engine
+from rbd_train.contrast import CONTENT_FREE, TEMPERATURES, Setting, check_mode, decide, setting_of
+from rbd_train.engine import ChoiceLogprobs, Engine, Family
 from rbd_train.errors import DataError
-from rbd_train.prompts.direct import read_template
+from rbd_train.prompts.direct import read_template, with_criteria
 from rbd_train.records import Graded, ScoreRow, uniform
-from rbd_train.run import Run
+from rbd_train.run import Run, Table
 from rbd_train.scoring import Question, Range, ask, check_family, parse_ranges, questions, rows_of
 
 
@@ -56,6 +59,7 @@ class ContrastConfig(BaseConfig):
     per_range: bool = False  # choose a setting for each range by itself, as published
     dev_share: float = 0.1  # share of documents of the development split
     prompt: str | None = None  # file of a prompt of one's own, with $name placeholders; null: ours
+    criteria: str | None = None  # YAML file of one's own criteria and steps, by dimension; null: ours
     spaced: str = "auto"  # count a score with a space before it: auto (where that is one token), always, never
     context: int | None = None  # tokens of a prompt at most; a longer document is cut; null: what the models allow
     limit: int | None = None  # documents; null: all
@@ -67,7 +71,7 @@ def main(cfg: ContrastConfig, run: Run) -> float | None:
     """Ask both models once, decide every setting by arithmetic, compare."""
     setting = setting_of(cfg.mode, cfg.strength, cfg.temperature, cfg.alpha)
     spans, template = parse_ranges(cfg.ranges), read_template(cfg.prompt)
-    items = texts_of(cfg.source, cfg.seed, cfg.limit, run)
+    items = with_criteria(texts_of(cfg.source, cfg.seed, cfg.limit, run), cfg.criteria)
     with cfg.main.open(run.ledger) as model, cfg.assistant.open(run.ledger) as assistant:
         families = (model.family(), assistant.family())
         notes = check_family(*families, spans)
@@ -83,15 +87,11 @@ def main(cfg: ContrastConfig, run: Run) -> float | None:
     rows = rows_of(asked, said[0], said[1], temperatures)
     run.write("scores.jsonl", rows)
     texts = by_range(items, rows, spans)
-    started = time.perf_counter()
     scored = score_all(texts, setting, cfg.choose, cfg.dev_share, cfg.per_range)
-    seconds = time.perf_counter() - started
-    show(run, texts, scored, setting, cfg.choose)
-    run.table(rows_table(texts, rows, setting, notes))
-    run.table(cost_table(run.facts, families, seconds))
-    if cfg.published:
-        run.table(published_table(texts, scored, cfg.published))
-    return summarise(run, texts, scored)
+    run.facts["setting"] = named(setting, cfg.choose)
+    show(run, texts, scored, setting, cfg.published)
+    show_asked(run, texts, rows, setting, notes, families)
+    return summarise(run, texts, scored, setting)
 
 
 def texts_of(source: Any, seed: int, limit: int | None, run: Run) -> list[Graded]:
@@ -126,11 +126,26 @@ def timed(
     started = time.perf_counter()
     said = ask(engine, asked, temperatures)
     engine.backend.close()
+    seconds = round(time.perf_counter() - started, 3)
+    where, most = peak_memory()
     run.facts |= {
-        f"{name} calls": dict(engine.calls), f"{name} seconds": round(time.perf_counter() - started, 3),
-        f"{name} peak MB": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024,
+        f"{name} calls": dict(engine.calls), f"{name} seconds": seconds, f"{name} peak MB": most, "memory": where,
     }  # fmt: skip
     return said
+
+
+def peak_memory() -> tuple[str, int | None]:
+    """Return whose memory is counted and its most in MB: tensors on the GPU since the last call, or this process's.
+
+    None: nothing was computed on the GPU, since the ledger held it all, or by another process (vLLM).
+    """
+    torch: Any = sys.modules.get("torch")  # a run over HTTP never loads it
+    if torch is None or not torch.cuda.is_available():
+        return "host", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024
+    most = int(torch.cuda.max_memory_allocated()) // 2**20
+    if torch.cuda.is_initialized():
+        torch.cuda.reset_peak_memory_stats()
+    return "GPU", most or None
 
 
 def by_range(items: Sequence[Graded], rows: Sequence[ScoreRow], spans: Sequence[Range]) -> Texts:
@@ -143,22 +158,42 @@ def by_range(items: Sequence[Graded], rows: Sequence[ScoreRow], spans: Sequence[
     return Texts(list(items), {span: [found.get((i.id, *span)) for i in items] for span in spans}, empty)
 
 
-def show(run: Run, texts: Texts, scored: Scored, setting: Setting, choose: str) -> None:
-    """Show agreement, stability and the sweep."""
-    run.table(methods_table(texts, scored, setting, choose))
-    run.table(ranges_table(texts, scored))
-    run.table(stability_table(texts, scored))
-    run.table(histogram_table(texts, scored))
+def show(run: Run, texts: Texts, scored: Scored, setting: Setting, published: Mapping[str, float]) -> None:
+    """Show agreement, stability and the sweep; what is of one setting says so in its title, as its plot does."""
+    for table in (
+        methods_table(texts, scored), pooled_table(texts, scored), ranges_table(texts, scored),
+        stability_table(texts, scored), histogram_table(texts, scored),
+    ):  # fmt: skip
+        run.table(titled(table, run))
     run.table(curve_table(texts, scored, setting))
     run.table(grid_table(texts, scored, setting))
     if scored.chosen:
-        run.table(chosen_table(scored))
+        run.table(titled(chosen_table(scored), run))
+    if published:
+        run.table(titled(published_table(texts, scored, published), run))
 
 
-def summarise(run: Run, texts: Texts, scored: Scored) -> float | None:
+def show_asked(
+    run: Run, texts: Texts, rows: Sequence[ScoreRow], setting: Setting, notes: Sequence[str],
+    families: Sequence[Family | None],
+) -> None:  # fmt: skip
+    """Show what was asked, and what it cost; the contrast is timed by itself, without its rivals and the choosing."""
+    run.table(titled(rows_table(texts, rows, setting, notes), run))
+    started = time.perf_counter()
+    for span in texts.rows:
+        texts.every(span, lambda row: decide(row, setting).expected)
+    run.table(titled(cost_table(run.facts, families, time.perf_counter() - started), run))
+
+
+def titled(table: Table, run: Run) -> Table:
+    """Name the run's setting in a table's title."""
+    return table.model_copy(update={"title": f"{table.title}: {run.facts['setting']}"})
+
+
+def summarise(run: Run, texts: Texts, scored: Scored, setting: Setting) -> float | None:
     """Keep the headline figures: mean Spearman per document over ranges and dimensions, and its stability."""
-    names = {"greedy": GREEDY, "main": MAIN, "contrast": CONTRAST, "prior": PRIOR}
-    for key, method in names.items():
+    contrast = f"contrast_{setting.mode}"
+    for key, method in {"greedy": GREEDY, "main": MAIN, contrast: CONTRAST, "prior": PRIOR}.items():
         run.figure(f"contrast.spearman.{key}", quality(texts, scored, method))
         run.figure(f"contrast.disagreement.{key}", stability(texts, scored, method))
-    return run.summary["contrast.spearman.contrast"].value
+    return run.summary[f"contrast.spearman.{contrast}"].value

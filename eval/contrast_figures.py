@@ -19,7 +19,7 @@ def contrast_figures(tables: Sequence[Table]) -> dict[str, dict[str, bytes]]:
 
 
 def _curve(table: Table) -> dict[str, bytes]:
-    figure, axes = _axes(2)
+    figure, axes = _axes(2, table.title)
     ratios = [row[0] for row in table.rows]
     for k, (name, colour) in enumerate((("Spearman", BLUE), ("disagreement", ORANGE)), start=1):
         _errors(axes[k - 1], ratios, [row[k] for row in table.rows], name, colour, "-o")
@@ -32,21 +32,20 @@ def _curve(table: Table) -> dict[str, bytes]:
 
 def _by_range(table: Table) -> dict[str, bytes]:
     last = [row for row in table.rows if row[1] == "all"] or list(table.rows)
-    figure, (axes,) = _axes(1)
+    figure, (axes,) = _axes(1, table.title)
     colours = (GREY, "#0f766e", BLUE, ORANGE)
     for k, (name, colour) in enumerate(zip(table.columns[2:], colours, strict=True)):
         _errors(
             axes, [place + (k - 1.5) * 0.12 for place in range(len(last))], [row[k + 2] for row in last], name, colour
         )
     axes.set_xticks(range(len(last)), [str(row[0]) for row in last])
-    axes.set_title("Spearman by range", loc="left")
     axes.legend(frameon=False, fontsize=8)
     return save(figure)
 
 
 def _histograms(table: Table) -> dict[str, bytes]:
     spans = list(dict.fromkeys(row[0] for row in table.rows))
-    figure, every = _axes(len(spans))
+    figure, every = _axes(len(spans), table.title)
     for axes, span in zip(every, spans, strict=True):
         for k, (name, colour) in enumerate(zip(dict.fromkeys(row[1] for row in table.rows), (GREY, BLUE), strict=True)):
             part = [row for row in table.rows if row[:2] == (span, name)]
@@ -58,10 +57,12 @@ def _histograms(table: Table) -> dict[str, bytes]:
     return save(figure)
 
 
-def _axes(count: int) -> "tuple[Figure, list[Any]]":
+def _axes(count: int, title: str) -> "tuple[Figure, list[Any]]":
+    """Make axes side by side under the table's title, which names the mode and the setting."""
     from matplotlib.figure import Figure
 
-    figure = Figure(figsize=(max(7.2, 2.2 * count), 3.2), layout="constrained")
+    figure = Figure(figsize=(max(7.2, 2.2 * count), 3.4), layout="constrained")
+    figure.suptitle(title, fontsize=9)
     axes = list(figure.subplots(1, count, squeeze=False)[0])
     for each in axes:
         each.spines[["top", "right"]].set_visible(False)

@@ -123,7 +123,7 @@ def score_all(texts: Texts, setting: Setting, choose: str, dev_share: float, per
             MAIN: expected,
             "main, 20 samples at t 2": texts.every(span, sampled),
             "assistant, expected": texts.every(span, lambda row: decide_alone(row).expected),
-            "contrast, greedy token": [
+            "contrast, best of main's 20 tokens": [
                 None if row is None else greedy(row, own) for row, own in zip(texts.rows[span], mine, strict=True)
             ],
             "contrast, argmax": [_argmax(d) for d in contrast], CONTRAST: [_expected(d) for d in contrast],

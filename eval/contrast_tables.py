@@ -12,18 +12,24 @@ from rbd_train.correlation import (
     histogram,
     mean_of,
     paired,
-    pooled_spearman,
+    pooled,
     preferred_number,
+    relative,
 )
 from rbd_train.engine import Family
 from rbd_train.metrics import Rate
 from rbd_train.records import ScoreRow
 from rbd_train.run import Cell, Table
 
+MB = 1024 * 1024
 RATIOS = (0.0, 0.05, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0, 1.2, 1.5, 2.0)
 HOW = (
     "Mean over documents of the correlation within a document, over dimensions and ranges; 95 % intervals resample "
     "documents. Undefined correlations (constant scores) are left out and counted."
+)
+TOKENS = (
+    "The best of main's 20 tokens is not greedy decoding: contrast may prefer, of the whole vocabulary, a token that "
+    "the main model hardly thinks of, and only its 20 likeliest are kept."
 )
 
 
@@ -52,6 +58,13 @@ def stability(texts: Texts, scored: Scored, method: str) -> Rate:
     return disagreement(by, [item.group for item in texts.items])  # type: ignore[arg-type]
 
 
+def named(setting: Setting, choose: str) -> str:
+    """Name the setting as every table and plot does: the mode, the numbers, and how they were come by."""
+    how = {"fixed": "fixed a priori", "split": "chosen on a development split, reported on the rest",
+           "cross": "chosen on the other folds"}[choose]  # fmt: skip
+    return f"{setting}, {how}" if choose == "fixed" else f"{setting.mode}, lambda and t {how}{setting.cut}"
+
+
 def rows_table(texts: Texts, rows: Sequence[ScoreRow], setting: Setting, notes: Sequence[str]) -> Table:
     """Say per range what was asked and answered, and what share of the replies the scores cover."""
     found: list[tuple[Cell, ...]] = []
@@ -67,7 +80,7 @@ def rows_table(texts: Texts, rows: Sequence[ScoreRow], setting: Setting, notes: 
              *((sum(m) / len(m) if m else None) for m in mass.values()), min(mass["main"], default=None), bounded)
         )  # fmt: skip
     note = (
-        f"Setting: {setting}. Covered: the probability that a reply is one of the range's scores. Bounded: a score "
+        "Covered: the probability that a reply is one of the range's scores. Bounded: a score "
         "that a server didn't list could change the decision. A cut document lost its end, never the form."
     )
     return Table(
@@ -77,48 +90,51 @@ def rows_table(texts: Texts, rows: Sequence[ScoreRow], setting: Setting, notes: 
     )  # fmt: skip
 
 
-def methods_table(texts: Texts, scored: Scored, setting: Setting, choose: str) -> Table:
+def methods_table(texts: Texts, scored: Scored) -> Table:
     """Put contrast and its rivals side by side, each tested against greedy."""
     from statsmodels.stats.multitest import multipletests
 
-    human, groups = [item.human for item in texts.items], [item.group for item in texts.items]
     base = tables(texts, scored, scored.scores[GREEDY])
     tests, found = [], list[tuple[Cell, ...]]()
     for name, by in scored.scores.items():
         per = {kind: tables(texts, scored, by, kind) for kind in KINDS}
         values = [v for part in by.values() for v, keep in zip(part, scored.reported, strict=True) if keep]
-        pooled = pooled_spearman(*_pooled(scored, by, human, groups))
         test = paired(per["spearman"], base) if name != GREEDY else None
         tests.append(test)
         found.append(
-            (name, *(mean_of(per[kind]) for kind in KINDS), defined(per["spearman"]), pooled,
+            (name, *(mean_of(per[kind]) for kind in KINDS), defined(per["spearman"]),
              sum(v is not None for v in values) / len(values) if values else None, test.rate if test else None)
         )  # fmt: skip
     known = [t.p for t in tests if t is not None and t.p is not None]
     adjusted = iter(multipletests(known, method="holm")[1]) if known else iter(())
     ps = [(t.p, float(next(adjusted))) if t is not None and t.p is not None else (None, None) for t in tests]
-    how = {"fixed": "fixed a priori", "split": "chosen on a development split, reported on the rest",
-           "cross": "chosen on the other folds"}[choose]  # fmt: skip
     return Table(
         name="contrast", title="Agreement with people, all ranges",
         rows=tuple((*row, *p) for row, p in zip(found, ps, strict=True)),
-        columns=("method", "Pearson", "Spearman", "Kendall", "defined", "Spearman, pooled", "coverage",
-                 "Spearman, less greedy's", "p", "p (Holm)"),
-        note=f"{HOW} Setting of contrast ({setting.mode}): {how}, {setting if choose == 'fixed' else 'see below'}. "
-        "Less greedy's: where both are defined; p: Wilcoxon signed-rank over documents. Pooled: all texts and ranges "
-        "at once, each range after its shift. Calibration is fitted on other documents.",
+        columns=("method", "Pearson", "Spearman", "Kendall", "defined", "coverage", "Spearman, less greedy's", "p",
+                 "p (Holm)"),
+        note=f"{HOW} Less greedy's: where both are defined; p: Wilcoxon signed-rank over documents. Calibration is "
+        f"fitted on other documents. {TOKENS}",
     )  # fmt: skip
 
 
-def _pooled(
-    scored: Scored, by: By, human: Sequence[Score], groups: Sequence[str]
-) -> tuple[list[Score], list[Score], list[str]]:  # fmt: skip
-    """Pool every range after its shift, so that a method is charged for ranges that disagree."""
-    scores = [
-        None if v is None or not keep else (v - span.low) / (span.high - span.low)
-        for span, values in by.items() for v, keep in zip(values, scored.reported, strict=True)
-    ]  # fmt: skip
-    return scores, [*human] * len(by), [*groups] * len(by)
+def pooled_table(texts: Texts, scored: Scored) -> Table:
+    """Correlate over all documents at once, dimension by dimension: what the levels of documents and ranges add."""
+    human, groups, dimensions = zip(*((i.human, i.group, i.dimension) for i in texts.items), strict=True)
+    found: list[tuple[Cell, ...]] = []
+    for name, by in scored.scores.items():
+        scores = [
+            None if value is None or not keep else relative(value, *span)
+            for span, values in by.items() for value, keep in zip(values, scored.reported, strict=True)
+        ]  # fmt: skip
+        rates = pooled(scores, human * len(by), groups * len(by), dimensions * len(by))
+        found.append((name, *(rates[kind] for kind in KINDS), rates["spearman"].n))
+    return Table(
+        name="contrast_pooled", title="Agreement with people, pooled", rows=tuple(found),
+        columns=("method", "Pearson", "Spearman", "Kendall", "scores"),
+        note="Mean over dimensions of the correlation over all documents of a dimension, every range after its shift, "
+        "so that a method is charged for ranges that disagree; 95 % intervals resample documents.",
+    )  # fmt: skip
 
 
 def ranges_table(texts: Texts, scored: Scored) -> Table:
@@ -180,7 +196,8 @@ def curve_table(texts: Texts, scored: Scored, setting: Setting) -> Table:
         apart = disagreement({tuple(s): v for s, v in by.items()}, [i.group for i in texts.items])  # type: ignore[misc]
         found.append((float(name), mean_of(tables(texts, scored, by)), apart, *(rate.value for rate in per.values())))
     return Table(
-        name="contrast_curve", title="The sweep over lambda / t (paper's formula, expected score)", rows=tuple(found),
+        name="contrast_curve", rows=tuple(found),
+        title=f"The sweep over lambda / t: paper, t 1{setting.cut}, expected score",
         columns=("lambda / t", "Spearman", "disagreement", *(f"Spearman {span}" for span in texts.rows)),
         note="Shown to look at: its best point is chosen on what it is measured on. 0 is the main model alone.",
     )  # fmt: skip
@@ -197,7 +214,8 @@ def grid_table(texts: Texts, scored: Scored, setting: Setting) -> Table:
     }
     rows = tuple((f"lambda {s:g}", *(values[f"{s:g} {t:g}"] for t in TEMPERATURES)) for s in STRENGTHS)
     return Table(
-        name="contrast_grid", title=f"The published grid ({setting.mode}): Spearman, expected score", rows=rows,
+        name="contrast_grid", rows=rows,
+        title=f"The published grid of Spearman: {setting.mode}{setting.cut}, expected score",
         columns=("", *(f"t {t:g}" for t in TEMPERATURES)),
         note="In paper mode cells of one lambda / t are equal for one-token scores: 24 cells are 18 settings.",
     )  # fmt: skip
@@ -216,21 +234,28 @@ def cost_table(facts: Mapping[str, Any], families: Sequence[Family | None], arit
     """Say what the assistant adds, against the main model alone and where it runs anyway."""
     seconds = [facts[f"{who} seconds"] for who in ("main", "assistant")]
     asked = [facts[f"{who} calls"]["asked"] for who in ("main", "assistant")]
-    size = [f.parameters / 1e6 if f else None for f in families]
+    sizes = [(f.parameters / 1e6, f.weights / MB, f.per_token * 1000 / MB) if f else (None,) * 3 for f in families]
     peak = [facts[f"{who} peak MB"] for who in ("main", "assistant")]
-    added = size[1] / size[0] if size[0] and size[1] else None
+    added = sizes[1][0] / sizes[0][0] if sizes[0][0] and sizes[1][0] else None
+    share = seconds[1] / seconds[0] if seconds[0] else None
     rows: tuple[tuple[Cell, ...], ...] = (
-        ("main alone", asked[0], seconds[0], None, size[0], peak[0]),
-        ("the assistant adds", asked[1], seconds[1], seconds[1] / seconds[0] if seconds[0] else None, size[1], peak[1]),
+        ("main alone", asked[0], seconds[0], None, *sizes[0], peak[0]),
+        ("the assistant adds", asked[1], seconds[1], share, *sizes[1], peak[1]),
         ("adds where speculative decoding runs it anyway", 0, arithmetic,
-         arithmetic / seconds[0] if seconds[0] else None, 0.0, None),
+         arithmetic / seconds[0] if seconds[0] else None, 0.0, 0.0, 0.0, None),
     )  # fmt: skip
-    share = f" The assistant's weights are {added:.0%} of the main model's." if added is not None else ""
+    told = f" The assistant's weights are {added:.0%} of the main model's." if added is not None else ""
+    peaks = {
+        "GPU": "Peak: the most that tensors took while that model was asked.",
+        "host": "Peak: of the whole process so far, which never falls: see the counted sizes for what is added.",
+    }
     return Table(
         name="contrast_cost", title="What it costs", rows=rows,
-        columns=("", "calls", "seconds", "of the main model's", "parameters (M)", "peak memory so far (MB)"),
-        note="Seconds of this run, loading included; what the ledger held took none. Peak memory of the process: the "
-        f"models are held one after the other. With speculative decoding only the arithmetic is left.{share}",
+        columns=("", "calls", "seconds", "of the main model's", "parameters (M)", "weights (MB)",
+                 "keys and values (MB per 1000 tokens)", f"peak {facts['memory']} memory (MB)"),
+        note="Seconds of this run, loading included; what the ledger held took none. Weights, keys and values are "
+        "counted from the models: what holding both at once takes. Here they are held one after the other. "
+        f"{peaks[facts['memory']]} With speculative decoding only arithmetic is left, timed alone.{told}",
     )  # fmt: skip
 
 

@@ -127,10 +127,32 @@ def rbd_joint(runs: Mapping[str, Told]) -> list[Table]:
         "run", "macro F1", *(f"F1 {bias}" for bias in biases)), rows, "No published number is known.")]  # fmt: skip
 
 
+def contrast_ranges(runs: Mapping[str, Told]) -> list[Table]:
+    """Lay out, per run, Spearman by range, the published grid and the published figures beside ours."""
+    parts = (
+        ("contrast_ranges", "Spearman by range"), ("contrast_grid", "The grid over lambda and t: Spearman"),
+        ("contrast_published", "Beside the published figures (arXiv 2510.18196)"),
+    )  # fmt: skip
+    found = []
+    for part, title in parts:
+        rows: list[tuple[Cell, ...]] = []
+        columns: tuple[str, ...] = ("run", "setting")
+        note = ""
+        for name, run in runs.items():
+            if part in run.tables:
+                table, facts = run.tables[part], run.manifests["contrast"]["facts"]
+                setting = facts["setting"] if part != "contrast_grid" else table.title.partition(": ")[2]
+                rows += [(name, setting, *row) for row in table.rows]
+                columns, note = ("run", "setting", *table.columns), table.note
+        found.append(_table(f"{part}_of_runs", f"{title}, run by run", columns, rows, note))
+    return found
+
+
 Layout = Callable[[Mapping[str, Told]], list[Table]]
 LAYOUTS: dict[str, Layout] = {
     "rbd_main": rbd_main, "rbd_baselines": rbd_baselines, "rbd_scaling": rbd_scaling, "rbd_joint": rbd_joint,
     "biasscope_main": biasscope_main, "judgebench_pro": judgebench_pro,
+    "contrast_ranges": contrast_ranges,
 }  # fmt: skip
 _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency_after")
 

@@ -59,6 +59,7 @@ HEADLINES = {
     "detection.best_rule_f1": "best content-blind rule, macro F1",
     "seconds": "seconds, all stages",
 }
+ELSEWHERE = ("discover", "benchmark", "dpo", "before_after", "contrast", "judging")  # measure without a detector
 
 
 @dataclass
@@ -220,18 +221,19 @@ def unfinished(run: Run, others: Sequence[str]) -> list[str]:
     places = [(run.name, run.source), *((name, name) for name in others if name not in (run.name, run.source))]
     said = []
     for names in map(dict.fromkeys, places):
-        absent = []
+        absent, elsewhere = [], False
         for stage_name in STAGES:
             manifests = {name: read_manifest(run.root / name / stage_name) for name in names}
             if stage_name in ("judgements", "detection", "debias") and not any(manifests.values()):
                 absent.append(stage_name)
+            elsewhere |= stage_name in ELSEWHERE and any(manifests.values())
             for name, manifest in manifests.items():
                 if manifest is not None and manifest["status"] == "complete":
                     break  # the page shows this one
                 if manifest is not None and stage_name != "report":
                     why = manifest["reason"] or "no reason given"
                     said.append(f"{name}: stage {stage_name} is {manifest['status']}: {why}")
-        if absent:
+        if absent and not (elsewhere and len(absent) == 3):
             said.append(f"{', '.join(names)}: no stage {', '.join(absent)}; what they measure is missing here")
     return said
 

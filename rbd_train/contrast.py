@@ -48,8 +48,12 @@ class Setting(Record):
 
     def __str__(self) -> str:
         """Name the setting as every table does."""
-        cut = f", alpha {self.alpha:g}" if self.alpha is not None else ""
-        return f"{self.mode}, lambda {self.strength:g}, t {self.temperature:g}{cut}"
+        return f"{self.mode}, lambda {self.strength:g}, t {self.temperature:g}{self.cut}"
+
+    @property
+    def cut(self) -> str:
+        """Name the plausibility cut; nothing where there is none."""
+        return f", alpha {self.alpha:g}" if self.alpha is not None else ""
 
 
 def setting_of(mode: str, strength: float, temperature: float, alpha: float | None) -> Setting:

@@ -25,13 +25,9 @@ class Correlations(NamedTuple):
 
 def correlations(scores: Sequence[Score], human: Sequence[Score]) -> Correlations:
     """Correlate the pairs in which both sides are known (of two pairs a rank correlation is always 1 or -1)."""
-    from scipy.stats import kendalltau, pearsonr, spearmanr
+    import numpy as np
 
-    pairs = [(s, h) for s, h in zip(scores, human, strict=True) if s is not None and h is not None]
-    ours, theirs = [s for s, _ in pairs], [h for _, h in pairs]
-    if len(pairs) < 3 or _constant(ours) or _constant(theirs):
-        return Correlations(None, None, None)
-    return Correlations(*(float(f(ours, theirs).statistic) for f in (pearsonr, spearmanr, kendalltau)))
+    return _three(np.asarray([(s, h) for s, h in zip(scores, human, strict=True) if s is not None and h is not None]))
 
 
 def by_document(
@@ -88,24 +84,34 @@ def paired(first: Sequence[Mapping[str, float | None]], second: Sequence[Mapping
     return Difference(mean_of(apart), p)
 
 
-def pooled_spearman(scores: Sequence[Score], human: Sequence[Score], groups: Sequence[str]) -> Rate:
-    """Correlate all rows at once; the interval resamples documents."""
+def pooled(
+    scores: Sequence[Score], human: Sequence[Score], groups: Sequence[str], dimensions: Sequence[str]
+) -> dict[str, Rate]:  # fmt: skip
+    """Correlate a dimension's documents all at once, and average over dimensions; intervals resample documents.
+
+    Dimensions are not mixed: where people are stricter on one, a judge that knows no more than that would correlate.
+    """
     import numpy as np
 
-    rows = [(s, h, g) for s, h, g in zip(scores, human, groups, strict=True) if s is not None and h is not None]
-    value = correlations([s for s, _, _ in rows], [h for _, h, _ in rows]).spearman
-    names = sorted({g for _, _, g in rows})
-    if value is None or len(names) < 2:
-        return Rate(value=value, n=len(rows))
-    members = {name: np.asarray([[s, h] for s, h, g in rows if g == name], dtype=float) for name in names}
-    generator = np.random.default_rng(0)
-    drawn = []
-    for _ in range(RESAMPLES // 4):
-        part = np.concatenate([members[names[k]] for k in generator.integers(len(names), size=len(names))])
-        found = _rank_correlation(part)
-        drawn += [found] if found is not None else []
-    low, high = interval(drawn, len(names))
-    return Rate(value=value, n=len(rows), low=low, high=high)
+    rows: dict[str, dict[str, list[tuple[float, float]]]] = {}
+    for s, h, group, dimension in zip(scores, human, groups, dimensions, strict=True):
+        if s is not None and h is not None:
+            rows.setdefault(dimension, {}).setdefault(group, []).append((s, h))
+    parts = [{group: np.asarray(pairs) for group, pairs in part.items()} for part in rows.values()]
+    names = sorted({group for part in parts for group in part})
+    count = sum(len(pairs) for part in parts for pairs in part.values())
+    values = _means(parts, names)
+    drawn: list[list[float | None]] = []
+    if len(names) > 1 and any(value is not None for value in values):
+        generator = np.random.default_rng(0)
+        for _ in range(RESAMPLES // (4 if count <= 2000 else 10)):
+            drawn.append(_means(parts, [names[k] for k in generator.integers(len(names), size=len(names))]))
+    found = {}
+    for k, (kind, value) in enumerate(zip(KINDS, values, strict=True)):
+        known = [means[k] for means in drawn if means[k] is not None]
+        low, high = interval(known, len(names)) if value is not None else (None, None)  # type: ignore[arg-type]
+        found[kind] = Rate(value=value, n=count, low=low, high=high)
+    return found
 
 
 # stability across ranges -----------------------------------------------------------------------------------------
@@ -171,15 +177,24 @@ def _per_document(values: Sequence[Mapping[str, float | None]]) -> dict[str, lis
     return found
 
 
-def _constant(values: Sequence[float]) -> bool:
-    return max(values) - min(values) <= 1e-12
-
-
-def _rank_correlation(pairs: "NDArray[np.float64]") -> float | None:
+def _means(parts: "Sequence[Mapping[str, NDArray[np.float64]]]", names: Sequence[str]) -> list[float | None]:
+    """Average each kind over the parts in which it is defined, each part made of the named groups."""
     import numpy as np
-    from scipy.stats import rankdata
 
+    found = [
+        _three(np.concatenate(drawn)) for part in parts if (drawn := [part[name] for name in names if name in part])
+    ]
+    known = [[own[k] for own in found if own[k] is not None] for k in range(len(KINDS))]
+    return [float(np.mean(values)) if values else None for values in known]  # type: ignore[arg-type]
+
+
+def _three(pairs: "NDArray[np.float64]") -> Correlations:
+    """Correlate in the three ways; the ranks are made once."""
+    import numpy as np
+    from scipy.stats import kendalltau, rankdata
+
+    if len(pairs) < 3 or (np.ptp(pairs, axis=0) <= 1e-12).any():
+        return Correlations(None, None, None)
     ranks = np.stack([rankdata(pairs[:, 0]), rankdata(pairs[:, 1])])
-    if (ranks.std(axis=1) == 0).any():
-        return None
-    return float(np.corrcoef(ranks)[0, 1])
+    pearson, spearman = (float(np.corrcoef(*sides)[0, 1]) for sides in (pairs.T, ranks))
+    return Correlations(pearson, spearman, float(kendalltau(*ranks).statistic))

@@ -146,6 +146,8 @@ class Family(NamedTuple):
     tokenizer: Any
     context: int | None  # tokens, prompt and reply together
     parameters: int
+    weights: int = 0  # bytes
+    per_token: int = 0  # bytes of a token's keys and values
 
 
 class Engine:

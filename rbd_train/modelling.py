@@ -21,6 +21,9 @@ OPENER = "<think>\n"
 CLOSER = "\n</think>\n\n"
 TAGS = (OPENER.strip(), CLOSER.strip())
 NO_THINKING = OPENER + CLOSER  # how the context of a label-only detector ends
+# Llama 3.2's template writes today's date, so another prompt each day under the same key of the ledger, unless it is
+# given one; this is the day of Llama 3.1's template
+_DAY = "26 Jul 2024"
 _PROBE = "Two  spaces,\ta tab,\na new line, 中文 and 3.14."
 
 
@@ -90,7 +93,7 @@ def render_context(tokenizer: "PreTrainedTokenizerBase", messages: Sequence[Mess
     turns: list[Any] = [
         {**m, "content": plain(tokenizer, m["content"], TAGS if m["role"] == "assistant" else ())} for m in messages
     ]
-    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True))
+    return str(tokenizer.apply_chat_template(turns, tokenize=False, add_generation_prompt=True, date_string=_DAY))
 
 
 def plain(tokenizer: "PreTrainedTokenizerBase", text: str, keep: Sequence[str] = ()) -> str:

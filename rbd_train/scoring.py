@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 
 from rbd_train.engine import ChoiceLogprobs, Engine, Family, Messages
 from rbd_train.errors import DataError, UsageError
-from rbd_train.modelling import encode_context
+from rbd_train.modelling import encode_context, render_context
 from rbd_train.prompts.direct import TEMPLATE, direct_messages
 from rbd_train.records import Graded, ScoreRow
 
+_PROBE = Graded(id="probe", group="probe", document="A story.", text="A text.", dimension="quality")
 PROBES = ("Score: 3", " 10", "7.\n", "Two  spaces, 中文 and 3.14.", "<b>don't</b>")
 
 
@@ -64,13 +65,14 @@ def parse_ranges(texts: Sequence[str]) -> list[Range]:
     return found
 
 
-def spell(span: Range, family: Family | None, spaced: str) -> Choices:
+def spell(span: Range, family: Family | None, spaced: str, served: bool = False) -> Choices:
     """Spell a range's scores for a tokenizer; without one (a server) a score must be one character.
 
     Args:
         span: the range.
         family: whose tokenizer.
         spaced: `auto` adds the spelling with a space before it where that is one token, `always` or `never` says so.
+        served: whether one of the models gives top log-probabilities alone.
 
     Raises:
         UsageError: over a server, a score that may be several tokens: their normalisers can't be known.
@@ -80,12 +82,7 @@ def spell(span: Range, family: Family | None, spaced: str) -> Choices:
         raise UsageError(f"spaced is {spaced!r}; choose auto, always or never")
     numbers = range(span.low, span.high + 1)
     if family is None:
-        long = [n for n in numbers if len(str(n)) > 1]
-        if long:
-            raise UsageError(
-                f"range {span}: {long[0]} may be several tokens, which need the whole distribution; top "
-                "log-probabilities don't give it. Use a local engine, or a range within 0-9"
-            )
+        _refuse_long(span, [str(n) for n in numbers if len(str(n)) > 1])
         spellings = [(f"{space}{n}", n) for n in numbers for space in (("",) if spaced == "never" else ("", " "))]
         return Choices(tuple(t for t, _ in spellings), tuple(n for _, n in spellings), False)
     texts, scores, seen = list[str](), list[int](), dict[tuple[int, ...], str]()
@@ -101,8 +98,18 @@ def spell(span: Range, family: Family | None, spaced: str) -> Choices:
             seen[ids] = text
             texts.append(text)
             scores.append(number)
+    if served:
+        _refuse_long(span, [text for ids, text in seen.items() if len(ids) > 1])
     begun = {ids[:k] for ids in seen for k in range(1, len(ids))}
     return Choices(tuple(texts), tuple(scores), bool(begun & set(seen)))
+
+
+def _refuse_long(span: Range, long: Sequence[str]) -> None:
+    if long:
+        raise UsageError(
+            f"range {span}: {long[0].strip()} may be several tokens, which need the whole distribution; top "
+            "log-probabilities don't give it. Use a local engine, or a range within 0-9"
+        )
 
 
 def check_family(main: Family | None, assistant: Family | None, spans: Sequence[Range]) -> list[str]:
@@ -112,7 +119,10 @@ def check_family(main: Family | None, assistant: Family | None, spans: Sequence[
         UsageError: their tokenizers differ.
     """
     if main is None or assistant is None:
-        return ["a model is behind a server, so that the family could not be checked: the tokenizers must be the same"]
+        told = ["the family could not be checked, since a model is on a server or vLLM: tokenizers must be the same"]
+        if main is None and assistant is None:
+            told.append("without a tokenizer at hand no long document is cut: its rows fail, and are counted")
+        return told
     ours, theirs = main.tokenizer, assistant.tokenizer
     numbers = [f"{space}{n}" for span in spans for n in range(span.low, span.high + 1) for space in ("", " ")]
     for text in (*PROBES, *numbers):
@@ -129,12 +139,18 @@ def check_family(main: Family | None, assistant: Family | None, spans: Sequence[
             f"main and assistant have other vocabularies ({len(first)} and {len(second)} tokens; the first that "
             f"differs: {differ[0]!r}); take an assistant with the same tokenizer"
         )
+    told = []
+    if len({render_context(tokenizer, direct_messages(_PROBE, 1, 5, TEMPLATE)) for tokenizer in (ours, theirs)}) > 1:
+        told.append(
+            "the two models' chat templates write the same question differently (a date, a system text): what is "
+            "subtracted is said of another prompt"
+        )
     if assistant.parameters >= main.parameters:
-        return [
+        told.append(
             f"the assistant ({assistant.parameters / 1e6:.0f}M parameters) is not smaller than the main model "
             f"({main.parameters / 1e6:.0f}M): published as a negative control, it punishes right answers"
-        ]
-    return []
+        )
+    return told
 
 
 def questions(
@@ -151,10 +167,19 @@ def questions(
         spaced: as for `spell`.
         context: tokens of a prompt at most; None: what the models allow.
         reviews: a reviewer's remark per item.
+
+    Raises:
+        UsageError: a context where both models are on servers or vLLM: without a tokenizer nothing can be cut.
+        DataError: prompt and text alone are too long.
     """
     family = next((f for f in families if f is not None), None)
+    if family is None and context is not None:
+        raise UsageError(
+            f"context={context} counts tokens, and with both models on servers or vLLM their tokenizer is not at hand, "
+            "so that no document can be cut; leave context=null and shorten the documents, or use engine=local"
+        )
     limits = [n for n in (context, *(f.context for f in families if f)) if n is not None]
-    spelled = {span: spell(span, family, spaced) for span in spans}
+    spelled = {span: spell(span, family, spaced, None in families) for span in spans}
     said = reviews or [None] * len(items)
     whole = [(item, span, review) for item, review in zip(items, said, strict=True) for span in spans]
     if family is None or not limits:

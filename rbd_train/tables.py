@@ -40,6 +40,8 @@ def declared(judge: Any) -> str:
     leaning, planted = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
     if planted:
         return f"Judge {judge.name}: simulated, planted: {listed(planted)}"
+    if getattr(judge, "setting", None) is not None:
+        return f"Judge {judge.name}: contrast of two models ({judge.setting})"
     return f"Judge {judge.name}: {f'planted leaning in nats: {listed(leaning)}' if leaning else 'as it is'}"
 
 

@@ -57,30 +57,47 @@ def tables(name: str = "default") -> dict[str, Any]:
 def test_the_stage_scores_once_and_decides_by_arithmetic(
     rbd: Callable[..., Any], texts: Path, relative: str
 ) -> None:  # fmt: skip
-    said = contrast(rbd, texts, relative)
+    said = contrast(rbd, texts, relative, "+published.greedy_spearman=0.334", "+published.spearman=0.352")
     assert said.code == 0, said.err
     found = tables()
     assert set(found) == {
-        "contrast", "contrast_ranges", "contrast_stability", "contrast_histogram", "contrast_curve", "contrast_grid",
-        "contrast_rows", "contrast_cost",
+        "contrast", "contrast_pooled", "contrast_published", "contrast_ranges", "contrast_stability",
+        "contrast_histogram", "contrast_curve", "contrast_grid", "contrast_rows", "contrast_cost",
     }  # fmt: skip
     scores = read_rows(Path("runs/default/contrast/scores.jsonl"), ScoreRow)
     assert len(scores) == (24 + 3) * 5 and all(row.fault is None for row in scores)
     grid = [row[1:] for row in found["contrast_grid"]["rows"]]
     assert len(grid) == 4 and len(grid[0]) == 6
-    assert all("paper, lambda 0.5, t 1" in found[t]["note"] for t in ("contrast", "contrast_rows"))
+    assert all(
+        "paper, lambda 0.5, t 1, fixed a priori" in table["title"]
+        for name, table in found.items() if name not in ("contrast_curve", "contrast_grid")
+    )  # fmt: skip
+    assert "paper, t 1, exp" in found["contrast_curve"]["title"] and "paper, exp" in found["contrast_grid"]["title"]
+    main, added, _ = found["contrast_cost"]["rows"]
+    parameters, weights, cached = main[4:7]
+    assert weights * 2**20 == pytest.approx(parameters * 4e6)  # float32
+    assert cached == pytest.approx(2 * added[6]) and cached * 2**20 == pytest.approx(1000 * 2 * 2 * 16 * 4)
+    assert [row[0] for row in found["contrast_pooled"]["rows"]] == [row[0] for row in found["contrast"]["rows"]]
     by_method = {row[0]: row for row in found["contrast"]["rows"]}
     greedy = by_method["main, greedy token"]
     assert greedy[2]["value"] is None and greedy[4] == "0 of 30"  # no random model names a score: undefined, not 0
     assert by_method["contrast, expected"][2]["n"] == 6
     summary = json.loads(Path("runs/default/contrast/metrics.json").read_text())
-    assert summary["contrast.spearman.contrast"]["value"] == by_method["contrast, expected"][2]["value"]
+    assert summary["contrast.spearman.contrast_paper"]["value"] == by_method["contrast, expected"][2]["value"]
+    assert rbd("report", "layout=contrast_ranges").code == 0
+    laid = {p.stem: p.read_text() for p in Path("runs/default/report/tables").glob("*_of_runs.md")}
+    assert set(laid) == {f"contrast_{part}_of_runs" for part in ("ranges", "grid", "published")}
+    assert (
+        all("| default | paper, " in text for text in laid.values()) and "0.334" in laid["contrast_published_of_runs"]
+    )
+    for name, words in (("curve", "paper, t 1"), ("ranges", "paper, lambda 0.5"), ("histogram", "paper, lambda 0.5")):
+        assert words in Path(f"runs/default/report/figures/contrast_{name}.svg").read_text()
     again = contrast(rbd, texts, relative, "choose=cross", "per_range=true", "overwrite=true")
     assert again.code == 0, again.err
     manifest = json.loads(Path("runs/default/contrast/manifest.json").read_text())
     assert manifest["facts"]["main calls"]["asked"] == manifest["facts"]["assistant calls"]["asked"] == 0
     assert len(tables()["contrast_chosen"]["rows"]) == 5 * 5
-    report = rbd("report")
+    report = rbd("report", "overwrite=true")
     assert report.code == 0, report.err
     page = Path("runs/default/report/index.html").read_text()
     assert page.count("data:image/svg+xml") == 3 and "lambda / t" in page
@@ -92,7 +109,11 @@ def test_a_development_split_is_not_reported(rbd: Callable[..., Any], texts: Pat
     found = tables()
     counts = {row[2]["n"] for row in found["contrast"]["rows"] if row[2]["value"] is not None}
     assert max(counts) == 3  # of six documents; fewer where a document's correlation is undefined
-    assert "as_released" in found["contrast"]["note"] and "as_released" in found["contrast_grid"]["title"]
+    mode = "as_released, lambda and t chosen on a development split, reported on the rest"
+    assert all(mode in t["title"] for n, t in found.items() if n not in ("contrast_curve", "contrast_grid"))
+    assert "as_released" in found["contrast_grid"]["title"] and "paper" in found["contrast_curve"]["title"]
+    summary = json.loads(Path("runs/default/contrast/metrics.json").read_text())
+    assert "contrast.spearman.contrast_as_released" in summary and "contrast.spearman.contrast_paper" not in summary
 
 
 def test_missing_human_scores_are_counted_and_leave_correlations_undefined(
@@ -112,6 +133,7 @@ def test_missing_human_scores_are_counted_and_leave_correlations_undefined(
     [(["ranges=[]"], 2, "ranges is empty"), (["ranges=[5-5]"], 2, "fewer than two scores"),
      (["ranges=[1.0-5]"], 2, "no range of integers"), (["mode=other"], 2, "mode is 'other'"),
      (["temperature=0"], 2, "temperature is 0"), (["strength=-1"], 2, "strength is -1"),
+     (["criteria=here.yaml"], 2, "no text is rated on 'fluency'; the dimensions are coherence"),
      (["choose=best"], 2, "choose fixed, split or cross"), (["source.low=5"], 2, "fewer than two scores"),
      (["source=generated", "~source.path"], 1, "no texts with scores"),
      (["choose=split", "dev_share=0.9", "limit=1"], 1, "leaves none to report")],
@@ -119,6 +141,7 @@ def test_missing_human_scores_are_counted_and_leave_correlations_undefined(
 def test_bad_settings_are_told(
     rbd: Callable[..., Any], texts: Path, relative: str, words: list[str], code: int, message: str
 ) -> None:
+    Path("here.yaml").write_text("fluency:\n  criteria: Is it smooth?\n  steps: [Read it aloud.]\n")
     if words[0] == "source=generated":
         said = rbd("contrast", "source=generated", *TINY, f"assistant.model={relative}")
     else:

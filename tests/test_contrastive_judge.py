@@ -77,10 +77,17 @@ def test_a_bad_range_is_refused_before_any_call(engine: Engine) -> None:
 def test_it_is_a_judge_for_the_stages(rbd: Callable[..., Any]) -> None:
     words = ("judge=contrastive", "judge.engine.model=tiny", "judge.assistant.model=tiny", "judge.engine.dtype=float32",
              "judge.assistant.dtype=float32")  # fmt: skip
-    assert rbd("pairs", "source.train=2", "source.test=2", "bias=[verbosity]").code == 0
+    assert rbd("pairs", "source.train=2", "source.test=3", "bias=[verbosity,bandwagon]").code == 0
     said = rbd("judgements", *words)
     assert said.code == 0, said.err
     records = rows(Path("runs/default/judgements/records.jsonl"))
     assert records and all(r["biased"]["outcome"]["kind"] in ("choice", "tie") for r in records)
-    assert rbd("traces", "teacher=template").code == 0
+    assert rbd("traces", "teacher=template").code == rbd("curate").code == 0
+    loop = rbd("debias", *words, "detector=rules")
+    assert loop.code == 0, loop.err
+    assert "contrast of two models (paper, lambda 0.5, t 1)" in loop.out
+    assert any(len(r["rounds"]) > 1 for r in rows(Path("runs/default/debias/revisions.jsonl")))
+    assert rbd("report").code == 0
+    page = Path("runs/default/report/index.html").read_text()
+    assert "contrastive judge" in page and "The judge, before and after" in page
     assert rbd("judgements", *words, "judge.mode=other", "overwrite=true").code == 2

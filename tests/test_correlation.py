@@ -10,7 +10,7 @@ from rbd_train.correlation import (
     histogram,
     mean_of,
     paired,
-    pooled_spearman,
+    pooled,
     preferred_number,
 )
 
@@ -20,10 +20,9 @@ def test_b49() -> None:
     assert correlations([3, 3, 3, 3], [1, 2, 3, 4]) == (None, None, None)
     tables = [{"a": None, "b": 0.4}]
     assert mean_of(tables).value == 0.4 and mean_of(tables).n == 1 and defined(tables) == "1 of 2"
-    assert (
-        mean_of([{"a": None}]).value is None
-        and pooled_spearman([3.0, 3.0, 3.0], [1, 2, 3], ["a", "b", "c"]).value is None
-    )
+    assert mean_of([{"a": None}]).value is None
+    found = pooled([3.0, 3.0, 3.0], [1, 2, 3], ["a", "b", "c"], ["d"] * 3)
+    assert all(rate.value is None and rate.low is None for rate in found.values())
 
 
 def test_two_pairs_are_no_correlation_and_missing_ones_are_left_out() -> None:
@@ -41,6 +40,30 @@ def test_documents_are_correlated_by_themselves() -> None:
 def test_a_document_counts_once_however_many_tables_it_is_in() -> None:
     rate = mean_of([{"a": 1.0, "b": 0.0}, {"a": 1.0, "b": None}, {"a": 1.0}])
     assert rate.value == 0.5 and rate.n == 2 and rate.low == 0.0 and rate.high == 1.0
+
+
+def test_dimensions_of_other_levels_are_no_agreement() -> None:
+    """Two dimensions of noise, people and judge both stricter on one: all rows at once correlate, neither does."""
+    import numpy as np
+
+    noise = np.random.default_rng(0).normal(size=(2, 2, 200))
+    levels = np.asarray([0.0, 4.0])[:, None]
+    scores, human = (list(map(float, (side + levels).ravel())) for side in noise)
+    groups, dimensions = [f"d{k % 20}" for k in range(400)], ["a"] * 200 + ["b"] * 200
+    mixed, found = correlations(scores, human), pooled(scores, human, groups, dimensions)
+    assert all(value is not None and value > 0.4 for value in mixed)
+    for kind, rate in found.items():
+        assert rate.value is not None and abs(rate.value) < 0.15 and rate.n == 400, kind
+        assert rate.low is not None and rate.high is not None and rate.low < 0 < rate.high
+    apart = [correlations(scores[k : k + 200], human[k : k + 200]).kendall or 0 for k in (0, 200)]
+    assert found["kendall"].value == pytest.approx(sum(apart) / 2)
+
+
+def test_undefined_dimensions_are_left_out_of_a_pooled_mean() -> None:
+    scores, human = [1.0, 2, 3, 5, 5, 5], [1.0, 2, 3, 1, 2, None]
+    found = pooled(scores, human, ["g"] * 6, ["a"] * 3 + ["b"] * 3)
+    assert found["pearson"].value == pytest.approx(1.0) and found["pearson"].n == 5
+    assert found["pearson"].low is None  # one document has no interval
 
 
 def test_methods_are_compared_where_both_are_defined() -> None:

@@ -1,5 +1,6 @@
 """The README's Python runs as written, on the tiny model, and every command that is written down has its keys."""
 
+import ast
 import re
 import shlex
 from pathlib import Path
@@ -29,12 +30,16 @@ def test_links_lead_somewhere(path: str) -> None:
 
 
 def commands() -> list[str]:
-    """List the `rbd` commands of README, docs and scripts: lines joined, comments and variables taken out."""
+    """List the `rbd` commands of README, docs, scripts and stages: lines joined, comments and variables taken out."""
     found: dict[str, None] = {}
-    for path in [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.sh"))]:
+    stages = [path for folder in ("data_gen", "eval", "rbd_train") for path in sorted((ROOT / folder).glob("*.py"))]
+    written = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md")), *sorted((ROOT / "launch").glob("*.sh"))]
+    for path in [*written, *stages]:
         if path.name in ("results.md", "rbd_paper.sh"):  # what was run, as it was then; tested by its dry run
             continue
         shell = path.read_text(encoding="utf-8")
+        if path.suffix == ".py":  # a stage's --help is its docstring
+            shell = "\n".join(re.findall(r"^ *(rbd .*)$", ast.get_docstring(ast.parse(shell)) or "", re.MULTILINE))
         if path.suffix == ".md":
             blocks = re.findall(r"^```(\w*)\n(.*?)^```$", shell, re.DOTALL | re.MULTILINE)
             indented = re.findall(r"^    (rbd .*)$", shell, re.MULTILINE)

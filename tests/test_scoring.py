@@ -14,8 +14,8 @@ from rbd_train.engines.local import LocalEngine
 from rbd_train.engines.tree import Asked, plan
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
-from rbd_train.modelling import encode_context, load_model, load_tokenizer, resolve_model
-from rbd_train.prompts.direct import TEMPLATE, direct_messages, read_template
+from rbd_train.modelling import encode_context, load_model, load_tokenizer, render_context, resolve_model
+from rbd_train.prompts.direct import TEMPLATE, direct_messages, read_template, with_criteria
 from rbd_train.records import Graded
 from rbd_train.scoring import Range, ask, check_family, parse_ranges, questions, rows_of, spell
 from tests.test_http_engine import said, server, step  # noqa: F401
@@ -220,6 +220,8 @@ def test_another_family_is_refused_and_a_larger_assistant_is_told(open_tiny: Ope
     assert check_family(ours._replace(parameters=10**9), ours, spans) == []
     assert "could not be checked" in check_family(ours, None, spans)[0]
     tokenizer = load_tokenizer(str(open_tiny().backend.name), False)  # type: ignore[attr-defined]
+    tokenizer.chat_template += "{{ 'Now.' }}"
+    assert "write the same question differently" in check_family(ours, ours._replace(tokenizer=tokenizer), spans)[0]
     tokenizer.add_tokens(["<new>"])
     with pytest.raises(UsageError, match=r"other vocabularies \(262 and 263 .*'<new>'"):
         check_family(ours, ours._replace(tokenizer=tokenizer), spans)
@@ -252,6 +254,30 @@ def test_levels_are_relabelled_where_they_fit() -> None:
     assert "Score" not in direct_messages(rubric, 1, 10, TEMPLATE)[-1]["content"]
 
 
+def test_criteria_of_a_file_are_those_of_their_dimension(tmp_path: Path) -> None:
+    path = tmp_path / "own.yaml"
+    path.write_text("coherence:\n  criteria: Is it one story?\n  steps: [Find the hero., Follow the hero.]\n")
+    ours, theirs = with_criteria([item(0), item(1, dimension="fluency")], str(path))
+    text = direct_messages(ours, 1, 5, TEMPLATE)[-1]["content"]
+    assert "Criterion: coherence. Is it one story?\n1. Find the hero.\n2. Follow the hero." in text
+    assert theirs == item(1, dimension="fluency") and with_criteria([item(0)], None) == [item(0)]
+    for wrong in ("coherence: Is it one story?", "- coherence", "coherence: {criteria: one, steps: []}", "a: ["):
+        path.write_text(wrong)
+        with pytest.raises(UsageError, match=r"own.yaml: write a dimension, and indented"):
+            with_criteria([item(0)], str(path))
+
+
+def test_a_template_writes_the_same_day_every_day() -> None:
+    """Llama 3.2's writes today's date: another prompt each day, under one key of the ledger."""
+    tokenizer, asked = load_tokenizer(resolve_model("tiny"), False), direct_messages(item(0), 1, 5, TEMPLATE)
+    plain = tokenizer.apply_chat_template(asked, tokenize=False, add_generation_prompt=True)  # type: ignore[arg-type]
+    assert render_context(tokenizer, asked) == plain  # what has no date stays as it is
+    dated = "{% if not date_string is defined %}{% set date_string = %s %}{% endif %}{{ date_string }}"
+    for written in ("strftime_now('%d %b %Y')", "'26 Jul 2024'"):  # as 3.2 and 3.1 have it
+        tokenizer.chat_template = dated.replace("%s", written)
+        assert render_context(tokenizer, asked) == "26 Jul 2024"
+
+
 # over an API ------------------------------------------------------------------------------------------------------
 
 
@@ -274,3 +300,15 @@ def test_an_api_gives_bounds(server: Any, tmp_path: Path) -> None:  # noqa: F811
     assert decide(row, MAIN_ALONE).argmax == 4 and not decide(row, MAIN_ALONE).bounded and greedy(row) == 4
     with pytest.raises(UsageError, match=r"range 1-10: 10 may be several tokens"):
         questions([item(0)], [Range(1, 10)], (None,))
+    with pytest.raises(UsageError, match="context=900 counts tokens"):
+        questions([item(0)], [Range(1, 5)], (None, None), context=900)
+
+
+def test_beside_a_server_a_local_model_reads_one_token_scores_alone(open_tiny: Opener) -> None:
+    """Spelled by the one tokenizer at hand; what it spells in two tokens a server would answer with one."""
+    family = open_tiny().family()
+    (asked,) = questions([item(0)], [Range(1, 5)], (None, family), context=900)
+    assert asked.choices.texts == ("1", "2", "3", "4", "5")
+    for settings in ({"spans": [Range(1, 10)]}, {"spans": [Range(1, 5)], "spaced": "always"}):
+        with pytest.raises(UsageError, match="may be several tokens"):
+            questions([item(0)], families=(None, family), **settings)  # type: ignore[arg-type]

@@ -103,11 +103,27 @@ def test_a_watched_word_has_its_log_probability(opened: Opener) -> None:
     assert mine["q"] >= theirs["q"] - 1e-4  # beyond the top 20: their floor, a bound from above
 
 
+def test_one_token_choices_are_read_off_the_likeliest_tokens(opened: Opener) -> None:
+    """What it lists is what the local engine reads; the rest is bounded, as over HTTP, and normalisers are unknown."""
+    local, ours = opened(LocalEngine, "local", dtype="float32"), opened(VllmEngine, "vllm")
+    (whole,) = local.choice_logprobs(asking("a"), [("1", "2")], temperatures=(1.0,))
+    assert whole.readings is not None
+    listed = next(token for token in whole.readings.top if token.isascii() and token.isalnum())
+    words = (listed, *[digit for digit in "0123456789" if digit not in whole.readings.top][:3])
+    (mine,), (theirs,) = (e.choice_logprobs(asking("a"), [words], temperatures=(1.0,)) for e in (ours, local))
+    assert mine.readings is not None and theirs.readings is not None and mine.bounds == (False, True, True, True)
+    assert mine.sums[0] == pytest.approx(theirs.sums[0], abs=1e-4)
+    assert all(bound >= value for bound, value in zip(mine.sums[1:], theirs.sums[1:], strict=True))
+    assert mine.readings.positions[0].best == pytest.approx(theirs.readings.positions[0].best, abs=1e-4)
+    assert mine.readings.positions[0].normalisers == ()
+
+
 def test_what_it_cannot_do_is_said(opened: Opener, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(DataError, match="exceed the 40"):
         opened(VllmEngine, "a", max_length=40).generate(asking("word " * 60), Sampling(max_new_tokens=8))
-    with pytest.raises(UsageError, match="no normalisers"):
-        opened(VllmEngine, "b").choice_logprobs(asking("a"), [("1", "2")], temperatures=(1.0,))
+    for words, end in ((("1", "10"), False), (("1", "2"), True)):
+        with pytest.raises(UsageError, match="one-token choices alone"):
+            opened(VllmEngine, "b").choice_logprobs(asking("a"), [words], temperatures=(1.0,), ends=[end])
     with pytest.raises(UsageError, match="engine.dtype is 'fp7'"):
         opened(VllmEngine, "c", dtype="fp7")
     monkeypatch.setenv("WORLD_SIZE", "2")

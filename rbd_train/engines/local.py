@@ -111,7 +111,10 @@ class LocalBackend:
         with torch.device("meta"):
             shell: Any = AutoModelForCausalLM.from_config(config)  # type: ignore[no-untyped-call]
         context = getattr(config, "max_position_embeddings", None)
-        return Family(load_tokenizer(self.name, self.reasoning), context, int(shell.num_parameters()))
+        count, width = int(shell.num_parameters()), getattr(torch, self.dtype).itemsize
+        return Family(
+            load_tokenizer(self.name, self.reasoning), context, count, count * width, _keys_and_values(config) * width
+        )
 
     def close(self) -> None:
         """Drop the model, so that the next one finds the memory free."""
@@ -252,6 +255,13 @@ class LocalBackend:
             )
             for said in readings
         ]  # fmt: skip
+
+
+def _keys_and_values(config: Any) -> int:
+    """Count the numbers that a token leaves in the cache, over all layers."""
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    return 2 * int(config.num_hidden_layers * heads * width)
 
 
 class WatchWords:

@@ -14,6 +14,7 @@ from pydantic import JsonValue
 
 from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Reply, Request, Status
 from rbd_train.engines.local import DTYPES, seed_of, weights_digest
+from rbd_train.engines.wire import listed
 from rbd_train.errors import DataError, UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_tokenizer, resolve_model
@@ -69,19 +70,20 @@ class VllmBackend:
 
         Raises:
             DataError: a choice without tokens.
-            UsageError: readings at temperatures, which need all logits of a position; vLLM is not installed.
+            UsageError: readings of choices that are not one token; vLLM is not installed.
         """
-        if any(request.temperatures for request in requests):
-            raise UsageError("engine=vllm gives no normalisers, which contrast needs: take engine=local or http")
         self._load()
+        self._check_one_token(requests)
         for batch in self.together(requests):
             if missing.isdisjoint(batch):
                 continue
             drawn = [index for index in batch if requests[index].sampling is not None]
-            scored = [index for index in batch if requests[index].sampling is None]
+            read = [index for index in batch if requests[index].temperatures]
+            scored = sorted(set(batch).difference(drawn, read))
             replies: list[tuple[int, Reply]] = []
             replies += zip(drawn, self._generate([requests[index] for index in drawn]), strict=True)
             replies += zip(scored, self._score([requests[index] for index in scored]), strict=True)
+            replies += zip(read, self._read([requests[index] for index in read]), strict=True)
             commit.many(sorted(replies, key=lambda pair: pair[0]))
 
     def together(self, requests: Sequence[Request]) -> list[range]:
@@ -185,6 +187,28 @@ class VllmBackend:
                 sums.append(sum(step[token].logprob for token, step in zip(ids, steps, strict=True)))
             replies.append(ChoiceLogprobs(sums=tuple(sums), tokens=tuple(counts)))
         return replies
+
+    def _check_one_token(self, requests: Sequence[Request]) -> None:
+        """Refuse readings that only whole distributions give: the likeliest tokens of one place are all there is."""
+        asked = {choice for request in requests if request.temperatures for choice in request.choices}
+        bare = sorted(choice for choice in asked if choice == choice.strip())  # a spaced one may go unlisted
+        long = [choice for choice in bare if len(self._tokenizer.encode(choice, add_special_tokens=False)) > 1]
+        if long or any(request.temperatures and request.end for request in requests):
+            raise UsageError(
+                f"engine=vllm reads one-token choices alone, off the {TOP} likeliest tokens, and "
+                f"{long[0] if long else 'a choice that ends the reply'} is several; use engine=local, or a range of "
+                "one-token scores"
+            )
+
+    def _read(self, requests: Sequence[Request]) -> list[ChoiceLogprobs]:
+        """Read choices off the likeliest first tokens, as over HTTP."""
+        contexts = [encode_context(self._tokenizer, request.messages) for request in requests]
+        said = self._ask(contexts, [{"max_tokens": 1, "temperature": 0.0, "logprobs": TOP}] * len(contexts))
+        found = []
+        for request, one in zip(requests, said, strict=True):
+            top = sorted(one.outputs[0].logprobs[0].items(), key=lambda entry: -entry[1].logprob)
+            found.append(listed([(self._tokenizer.decode([token]), entry.logprob) for token, entry in top], request))
+        return found
 
 
 def stop_tokens(model: str, tokenizer: Any) -> set[int]:

@@ -100,12 +100,22 @@ def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
 
 
 def _read_logprobs(choice: Any, request: Request) -> Reply:
-    options = request.choices
     content = choice.logprobs.content if choice.logprobs else None
     if not content or not content[0].top_logprobs:
         return Completion(status="bad_request", error="the server returned no log-probabilities")
-    exact = {top.token: top.logprob for top in reversed(content[0].top_logprobs)}
-    seen = {top.token.strip(): top.logprob for top in reversed(content[0].top_logprobs)}
+    return listed([(top.token, top.logprob) for top in content[0].top_logprobs], request)
+
+
+def listed(top: Sequence[tuple[str, float]], request: Request) -> ChoiceLogprobs:
+    """Read one-token choices off the likeliest tokens, likeliest first; one that isn't listed is bounded by the least.
+
+    Args:
+        top: tokens as text, and their log-probabilities.
+        request: whose choices.
+    """
+    options = request.choices
+    exact = dict(reversed(top))
+    seen = {token.strip(): value for token, value in reversed(top)}
     spelled = any(option != option.strip() for option in options)  # then each spelling is a choice of its own
     found = exact if spelled else seen
     floor = min(exact.values())
