@@ -101,6 +101,7 @@ def test_the_stage_scores_once_and_decides_by_arithmetic(
     assert report.code == 0, report.err
     page = Path("runs/default/report/index.html").read_text()
     assert page.count("data:image/svg+xml") == 3 and "lambda / t" in page
+    assert "no stage judgements" not in page
 
 
 def test_a_development_split_is_not_reported(rbd: Callable[..., Any], texts: Path, relative: str) -> None:
