@@ -1,5 +1,7 @@
 """Discovery through the real command, on the planted world: what it finds, what it refuses, what it counts."""
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from rbd_train.prompts.rate import read_rating
 from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
 from rbd_train.records import Bias, BiasPair, Definition, Operator, Question, group_of
 from rbd_train.sources.preference import PreferenceSource, label_balance
+from rbd_train.store import fingerprint
 
 CERTAIN = Bias(id="certainty", name="Certainty bias", definition="sounding certain", origin="test", operator=Operator())
 SMALL = ("source.items=90", "shares=[0.3,0.4,0.2,0.1]", "max_iterations=2")
@@ -135,6 +138,61 @@ def test_preferences_and_benchmark_keep_their_hands_off_what_discovery_used(rbd:
     said = rbd(*harden, "reviews=[anna.csv,ben.csv]", "overwrite=true")
     assert said.code == 0, said.err
     assert "Fleiss" in said.out and rows(Path("runs/default/benchmark/benchmark.jsonl")) == []
+
+
+def harden(folder: Path) -> tuple[str, ...]:
+    """Return the words of a benchmark on planted questions, with the seeds as its library; authority surely fools."""
+    (folder / "seeds.jsonl").write_text("".join(bias.model_dump_json() + "\n" for bias in SEEDS))
+    return ("benchmark", "library=seeds.jsonl", "source.items=12", "variants=6", "+judge.engine.leaning.authority=6.0")
+
+
+def test_the_sheet_is_blind_and_what_most_reviewers_confirm_stays(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    words = harden(tmp_path)
+    said = rbd(*words)
+    assert said.code == 0, said.err
+    folder = tmp_path / "runs/default/benchmark"
+    kept = {fingerprint(row["id"]): row for row in rows(folder / "benchmark.jsonl")}
+    head, *sheet = csv.reader(io.StringIO((folder / "review.csv").read_text()))
+    assert [line[0] for line in sheet] == sorted(kept), "the order of the rows tells nothing either"
+    for line in [head, *sheet]:
+        told = " ".join([*line[:2], *line[4:]]).casefold()  # all but the answers
+        assert not [bias for bias in SEEDS if bias.id in told or bias.name.casefold() in told], told
+
+    def fill(name: str, *others: str) -> None:
+        """Say which answer is the better one, and of the first rows something else."""
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            for number, line in enumerate(sheet):
+                row = kept[line[0]]
+                right = "AB"[line[2:4].index(row["response_A" if row["label"] == 1 else "response_B"])]
+                writer.writerow([*line[:4], others[number] if number < len(others) else right])
+
+    fill("anna.csv", "neither", "unclear")
+    fill("ben.csv", "neither")
+    fill("carl.csv")
+    said = rbd(*words, "reviews=[anna.csv,ben.csv,carl.csv]", "overwrite=true")
+    assert said.code == 0, said.err
+    final = rows(folder / "benchmark.jsonl")
+    assert {row["id"] for row in final} == {kept[line[0]]["id"] for line in sheet[1:]}
+    assert len(final) == len(kept) - 1 > 1 and {row["reviews"] for row in final} == {3}
+    (drop,) = [row for row in rows(folder / "dropped.jsonl") if row["reason"] == "not confirmed by reviewers"]
+    assert drop["case_id"] == kept[sheet[0][0]]["id"]
+    told = (tmp_path / "anna.csv").read_text()
+    (tmp_path / "anna.csv").write_text(told.replace(sheet[0][0], kept[sheet[0][0]]["id"]))
+    said = rbd(*words, "reviews=[anna.csv]", "overwrite=true")
+    assert said.code == 1 and "is not in this benchmark's review.csv" in said.err
+
+
+def test_a_benchmark_reads_once_what_discovery_used(
+    rbd: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not once per question."""
+    from data_gen import benchmark
+
+    asked, used = [], benchmark.used
+    monkeypatch.setattr(benchmark, "used", lambda *given: asked.append(given) or used(*given))
+    assert rbd(*harden(tmp_path)).code == 0 and len(asked) == 1
 
 
 # --- libraries ------------------------------------------------------------------------------------------------------
