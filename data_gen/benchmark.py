@@ -92,7 +92,7 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
         write_whole(run.folder / "review.csv", review_sheet(kept))
     for file in ("benchmark.csv", "review.csv"):
         run.note_output(file)
-    run.facts |= {"licence": loaded.licence, "reviewers": len(reviews)}
+    run.facts |= {"licence": loaded.licence, "reviewers": len(reviews), "filter": run.facts.get("filter", {})}
     run.table(filter_table(hardened, kept, final, wrong, [*dropped, *more, *rejected], agreement))
     stays = {row.id for row in final}
     share = mean_rate([float(row.id in stays) for row in hardened], [row.group for row in hardened])
@@ -166,6 +166,7 @@ def fooled_by(config: Any, items: Mapping[str, Item], hardened: Sequence[Hardene
             [Shown(as_item(row, items[row.original_id]), order) for row in hardened for order in orders]
         )
     run.facts[f"calls of {config.name}"] = judge.engine.calls
+    run.facts["filter"] = run.facts.get("filter", {}) | {judge.name: judge.fingerprint}
     was_wrong = {name: _wrong(plain[2 * k : 2 * k + 2], item) for k, (name, item) in enumerate(items.items())}
     found: dict[str, bool | None] = {}
     for k, row in enumerate(hardened):

@@ -6,7 +6,7 @@ A layout takes the runs, each with its figures and tables, and returns tables. A
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from eval.discovery_layouts import biasscope_main, judgebench_pro
+from eval.discovery_layouts import biasscope_main, judgebench_pro, size_in
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -103,11 +103,7 @@ _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency
 
 def size_of(name: str, run: Told) -> str:
     """Read a detector's size off its base model's name; a dash where it names none."""
-    import re
-
-    path = str(run.manifests.get("sft", {}).get("config", {}).get("model", {}).get("path", name))
-    found = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", path, re.IGNORECASE)
-    return f"{found[1]}{found[2].upper()}" if found else "–"
+    return size_in(str(run.manifests.get("sft", {}).get("config", {}).get("model", {}).get("path", name)))
 
 
 def _gain(cells: list[Rate | None]) -> float | None:

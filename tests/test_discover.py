@@ -195,6 +195,47 @@ def test_a_benchmark_reads_once_what_discovery_used(
     assert rbd(*harden(tmp_path)).code == 0 and len(asked) == 1
 
 
+def test_the_papers_layouts_and_the_transfer_to_other_judges(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    """A judge of the filter and another one, on both sides of the hardened set; the page holds what discovery found."""
+    words = ("max_iterations=1", "source.items=45", "shares=[0.4,0.3,0.2,0.1]", "judge.name=Planted-7B")
+    assert rbd("discover", *words).code == 0
+    fooled = ("judge.name=Planted-7B", "+judge.engine.leaning.authority=6.0")
+    assert rbd(*harden(tmp_path), "name=set", "judge.name=Planted-7B").code == 0
+    pairs = "pairs=runs/set/benchmark/pairs.jsonl"
+    for name, judge in (("filter", fooled), ("other", ("judge.name=Upright-70B", "judge.engine.leaning={}"))):
+        said = rbd("judging", f"name={name}-plain", "judge=planted_styles", *judge, pairs)
+        assert said.code == 0, said.err
+        hard = (f"name={name}-hard", "side=biased", f"compare=[{name}-plain]")
+        said = rbd("judging", *hard, "judge=planted_styles", *judge, pairs)
+        assert said.code == 0, said.err
+    runs = "runs=[set,filter-plain,filter-hard,other-plain,other-hard]"
+    said = rbd("report", "name=pro", "from=set", runs, "layout=judgebench_pro")
+    assert said.code == 0, said.err
+
+    def table(run: str, name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(Path(f"runs/{run}/report/tables/{name}.csv").read_text())))
+
+    found = table("pro", "judgebench_pro_judges")
+    assert [(row["judge"], row["size"], row["chosen against it"]) for row in found] == [
+        ("Planted-7B", "7B", "yes"), ("Upright-70B", "70B", "no"),
+    ]  # fmt: skip
+    for row in found:
+        change = float(row["error hardened"]) - float(row["error plain"])
+        assert (
+            float(row["change of the error"]) == pytest.approx(change) and row["change of the error low"] and row["p"]
+        )
+    assert float(found[0]["change of the error low"]) > 0 and float(found[0]["p"]) < 0.05
+    sizes = [row["size"] for row in table("pro", "judgebench_pro_domains")]
+    assert sizes and sizes == sorted(sizes, key=lambda size: int(size[:-1]))
+    assert [row["set"].split(",")[0] for row in table("pro", "judgebench_pro")] == ["set", "JudgeBench-Pro"]
+    said = rbd("report", "name=set", "from=default", "layout=biasscope_main")
+    assert said.code == 0, said.err
+    (row,) = table("set", "biasscope_main")
+    assert row["judge"] == "Planted-7B" and row["size"] == "7B" and row["published biases"] == ""
+    page = Path("runs/set/report/index.html").read_text()
+    assert "Biases found, and how large they are" in page and "The set hardened with them" in page
+
+
 # --- libraries ------------------------------------------------------------------------------------------------------
 
 
