@@ -9,8 +9,8 @@ recomputation, the fastest of bfloat16 weights or autocast and of the micro-batc
 Each side runs in a process of its own, alternating, and orders the rows as it does for its users.
 
 That all train the same is tried apart: a few steps in float32 over the rows as they lie, at a rate that moves the loss.
-Where a side's loss of any step is off ours by more than TOLERANCE of how far ours moved from ln 2 (answers end as each side
-renders them, in a token or two), the figures are printed and the exit code is 1.
+Where a side's loss of any step is off ours by more than TOLERANCE of how far ours moved from ln 2, the figures are
+printed and the exit code is 1 (a little is allowed: the sides end their answers in other tokens).
 """
 
 import json
