@@ -210,8 +210,8 @@ def changes_table(title: str, methods: Methods, compared: Arms) -> Table:
         family = [k for k, (_, kind, *_) in enumerate(found) if (kind in HEADLINES) == headline]
         adjusted |= dict(zip(family, holm([tests[k].p for k in family]), strict=True))
     rows: list[tuple[Cell, ...]] = []
-    for k, ((models, kind, first, second), test) in enumerate(zip(found, tests, strict=True)):
-        change, groups = _change(first, second), len({row.pair.group for row in first})
+    for k, ((models, kind, old, new), test) in enumerate(zip(found, tests, strict=True)):
+        change, groups = _change(old, new), len({row.pair.group for row in old})
         rows.append((models, kind, test.n, groups, change, test.only_second, test.only_first, test.p, adjusted[k]))
     columns = (
         "models", "pairs", "rows", "questions", "change of the error", "mended", "broken", "p (McNemar)", "p (Holm)",
@@ -233,10 +233,10 @@ def seeds_table(title: str, methods: Methods, compared: Arms) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for a, b in [(names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]:
         for before, after in zip(lists[a], lists[b], strict=True):
-            first, second = parts(methods[before]), parts(methods[after])
+            old, new = parts(methods[before]), parts(methods[after])
             for kind in HEADLINES:
-                if kind in first:
-                    rows.append((f"{before} -> {after}", kind, len(first[kind]), _change(first[kind], second[kind])))
+                if kind in old:
+                    rows.append((f"{before} -> {after}", kind, len(old[kind]), _change(old[kind], new[kind])))
     columns = ("models", "pairs", "rows", "change of the error")
     note = "Not tested one by one: the table above tests all seeds together."
     name = f"before_after_{title}_seeds"
