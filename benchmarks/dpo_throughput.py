@@ -6,10 +6,15 @@
 Wall time counts all from the weights on disk: set-up, the reference pass, one epoch. The rivals: TRL as a user
 gets it (its own defaults apart from what must be equal), and TRL tuned by hand (precomputed reference, no
 recomputation, the fastest of bfloat16 weights or autocast and of the micro-batches, chosen on a few pairs, as is ours).
-Each side runs in a process of its own, alternating. The losses of the epoch are compared.
+Each side runs in a process of its own, alternating, and orders the rows as it does for its users.
+
+That all train the same is tried apart: a few steps in float32 over the rows as they lie, at a rate that moves the loss.
+Where a side's loss of any step is off ours by more than TOLERANCE of how far ours moved from ln 2, the figures are
+printed and the exit code is 1 (a little is allowed: the sides end their answers in other tokens).
 """
 
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -23,7 +28,9 @@ QUICK = "quick" in sys.argv
 LENGTH, BATCH, PAIRS, RUNS = (512, 8, 16, 1) if QUICK else (768, 8, 64, 3)
 FOLDERS = [parent / "shared/data" for parent in Path(__file__).resolve().parents]  # beside the checkout, or in it
 DATA = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0]) / "preference/rewardbench_filtered.parquet"
-RATE, BETA = 5e-6, 0.1
+CHECK = "check" in sys.argv
+RATE, BETA = (1e-4 if CHECK else 5e-6), 0.1
+STEPS, TOLERANCE = (2 if QUICK else 3), 0.1  # of the check: steps of a batch each, and a share of the move
 
 
 def pairs(source: str) -> list[dict[str, Any]]:
@@ -50,13 +57,13 @@ def texts() -> list[tuple[str, str, str]]:
     """Return (question, chosen, rejected) of real pairs, or of generated ones where quick."""
     if QUICK:
         return [
-            (f"Add {n} and 3.", f"It is {n + 3}. " * (1 + n % 5), f"It is {n + 4}. " * (1 + n % 4)) for n in range(40)
+            (f"Add {n} and 3.", f" It is {n + 3}." * (1 + n % 5), f" It is {n + 4}." * (1 + n % 4)) for n in range(40)
         ]
     if not DATA.is_file():
         sys.exit(f"error: {DATA} is not here; `quick` needs no data")
     from rbd_train.sources.preference import PreferenceSource
 
-    return [(q.question, q.right, q.wrong or "") for q in PreferenceSource(str(DATA)).load(0).questions]
+    return [(q.question, q.right, q.wrong or "") for q in PreferenceSource(str(DATA), "rewardbench").load(0).questions]
 
 
 def child(side: str, micro: int, count: int, folder: Path) -> None:
@@ -68,6 +75,8 @@ def child(side: str, micro: int, count: int, folder: Path) -> None:
     data = json.loads((folder / "pairs.json").read_text())[:count]
     began = time.perf_counter()
     trainer = ours(source, data, micro, folder) if side == "rbd" else theirs(side, source, data, micro, folder)
+    if CHECK:
+        trainer._get_train_sampler = lambda *given: torch.utils.data.SequentialSampler(trainer.train_dataset)
     trainer.train()
     seconds = time.perf_counter() - began
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
@@ -96,7 +105,7 @@ def ours(source: str, data: list[dict[str, Any]], micro: int, folder: Path) -> A
         scheduler="linear", reference_batch=micro,
     )  # fmt: skip
     reference = folder / f"reference-{time.time_ns()}.json"
-    model = ModelConfig(source, dtype="float32" if QUICK else "bfloat16")
+    model = ModelConfig(source, dtype="float32" if QUICK or CHECK else "bfloat16")
     return make_trainer(source, model, settings, tokenizer, rendered, 0, folder / "checkpoints", reference, run)
 
 
@@ -115,7 +124,9 @@ def theirs(side: str, source: str, data: list[dict[str, Any]], micro: int, folde
     }  # fmt: skip
     if side != "default":
         equal |= {"precompute_ref_log_probs": True, "activation_checkpointing": False, "bf16": side == "autocast"}
-    if side == "weights":
+    if CHECK:
+        equal |= {"bf16": False, "model_init_kwargs": {"dtype": "float32"}}
+    elif side == "weights":
         equal |= {"model_init_kwargs": {"dtype": "bfloat16"}}
     return DPOTrainer(
         model=source, args=DPOConfig(**equal), train_dataset=Dataset.from_list(data),
@@ -123,10 +134,11 @@ def theirs(side: str, source: str, data: list[dict[str, Any]], micro: int, folde
     )  # fmt: skip
 
 
-def run(side: str, micro: int, folder: Path, count: int = PAIRS) -> dict[str, Any]:
+def run(side: str, micro: int, folder: Path, count: int = PAIRS, check: bool = False) -> dict[str, Any]:
     """Run one side in a process of its own."""
+    words = [*sys.argv[1:], *(["check"] if check else [])]
     done = subprocess.run(
-        [sys.executable, __file__, "child", side, str(micro), str(count), str(folder), *sys.argv[1:]],
+        [sys.executable, __file__, "child", side, str(micro), str(count), str(folder), *words],
         capture_output=True, text=True, check=False,
     )  # fmt: skip
     told = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -149,6 +161,12 @@ def fastest(sides: list[str], tries: list[int], folder: Path) -> tuple[str, int]
     return choices[0] if len(choices) == 1 else min(choices, key=seconds)
 
 
+def off(mine: list[float], other: list[float]) -> float:
+    """Return the largest difference of two runs' losses as a share of how far the first moved from ln 2."""
+    moved = max(abs(loss - math.log(2)) for loss in mine)
+    return max(abs(a - b) for a, b in zip(mine, other, strict=True)) / moved if moved else float("inf")
+
+
 def main() -> None:
     """Alternate the sides and print medians."""
     from rbd_train.modelling import resolve_model
@@ -166,16 +184,21 @@ def main() -> None:
             for side in found if number % 2 == 0 else reversed(found):
                 found[side].append(run(*best[side], folder))
                 print(side, best[side], found[side][-1], flush=True)
+        checked = {side: run(*best[side], folder, STEPS * BATCH, check=True)["losses"] for side in found}
     speed = {side: PAIRS / statistics.median(r["seconds"] for r in results) for side, results in found.items()}
     loss = {side: statistics.mean(results[0]["losses"]) for side, results in found.items()}
+    apart = {side: off(checked["rbd"], checked[side]) for side in ("default", "tuned")}
     print(json.dumps({
         "name": "dpo_throughput", "ratio": speed["rbd"] / speed["default"], "ours": speed["rbd"],
         "theirs": speed["default"], "unit": "pairs/s, reference pass included", "rival": "trl dpo, its defaults",
         "ratios": {side: speed["rbd"] / speed[side] for side in ("default", "tuned")}, "speeds": speed,
         "micro_batches": best, "losses": {side: results[0]["losses"] for side, results in found.items()},
         "loss_difference": {side: loss["rbd"] - loss[side] for side in ("default", "tuned")},
+        "check": {"losses": checked, "off": apart, "tolerance": TOLERANCE, "rate": 1e-4},
         "runs": RUNS, "pairs": PAIRS, "threads": os.environ["BENCH_THREADS"], "quick": QUICK,
     }))  # fmt: skip
+    if max(apart.values()) > TOLERANCE:
+        sys.exit(f"error: over the same rows the losses are off by {apart} of ours' move, above {TOLERANCE}")
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ from rbd_train.metrics import Rate, fleiss_kappa, mean_rate
 from rbd_train.records import Bias, BiasPair, Dropped, Hardened, Item, Judgement, Placed, uniform
 from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.sources.table import table_rows
-from rbd_train.store import write_whole
+from rbd_train.store import fingerprint, write_whole
 from rbd_train.tables import plain_cell
 
 JUDGES = ("judge", "second_judge", "third_judge")
@@ -68,7 +68,8 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     loaded = cfg.source.load(cfg.seed)
     for file in [*loaded.files, *cfg.reviews]:
         run.note_input(Path(file))
-    questions = [question for question in loaded.questions if question.group not in used(cfg.parts, run)]
+    taken = used(cfg.parts, run)
+    questions = [question for question in loaded.questions if question.group not in taken]
     chosen = sorted(questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
     items = [item_of(question, "pairwise") for question in chosen if question.wrong is not None]
     if not items or not library:
@@ -81,7 +82,8 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     by_id = {item.id: item for item in items}
     wrong = {config.name: fooled_by(config, by_id, hardened, run) for config in judges}
     kept, more = filtered(hardened, wrong, cfg.fooled, cfg.per_item)
-    reviews = [read_reviews(Path(file), {row.id for row in kept}) for file in cfg.reviews]
+    known = {sheet_id(row): row.id for row in kept}
+    reviews = [read_reviews(Path(file), known) for file in cfg.reviews]
     final, agreement, rejected = confirmed(kept, reviews)
     run.write("benchmark.jsonl", final)
     run.write("pairs.jsonl", [pair_of(row, by_id[row.original_id]) for row in final])
@@ -91,7 +93,7 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
         write_whole(run.folder / "review.csv", review_sheet(kept))
     for file in ("benchmark.csv", "review.csv"):
         run.note_output(file)
-    run.facts |= {"licence": loaded.licence, "reviewers": len(reviews)}
+    run.facts |= {"licence": loaded.licence, "reviewers": len(reviews), "filter": run.facts.get("filter", {})}
     run.table(filter_table(hardened, kept, final, wrong, [*dropped, *more, *rejected], agreement))
     stays = {row.id for row in final}
     share = mean_rate([float(row.id in stays) for row in hardened], [row.group for row in hardened])
@@ -165,6 +167,7 @@ def fooled_by(config: Any, items: Mapping[str, Item], hardened: Sequence[Hardene
             [Shown(as_item(row, items[row.original_id]), order) for row in hardened for order in orders]
         )
     run.facts[f"calls of {config.name}"] = judge.engine.calls
+    run.facts["filter"] = run.facts.get("filter", {}) | {judge.name: judge.fingerprint}
     was_wrong = {name: _wrong(plain[2 * k : 2 * k + 2], item) for k, (name, item) in enumerate(items.items())}
     found: dict[str, bool | None] = {}
     for k, row in enumerate(hardened):
@@ -206,15 +209,23 @@ def filtered(
 
 
 def review_sheet(rows: Sequence[Hardened]) -> str:
-    """Write the sheet for reviewers: answers in a drawn order, no label, no bias, no judge."""
+    """Write the sheet for reviewers: answers in a drawn order, no label, no bias, no judge.
+
+    Rows go by the sheet's ids, which are drawn: variants of one item side by side would show which answer they share.
+    """
     buffer = io.StringIO()
     writer = csv.writer(buffer, lineterminator="\n")
     writer.writerow(["id", "question", "answer_A", "answer_B", f"better ({', '.join(VERDICTS)})"])
-    for row in rows:
+    for row in sorted(rows, key=sheet_id):
         options = (row.response_A, row.response_B)
         texts = (row.question, *(options[k] for k in review_order(row.id)))
-        writer.writerow([row.id, *map(plain_cell, texts), ""])
+        writer.writerow([sheet_id(row), *map(plain_cell, texts), ""])
     return buffer.getvalue()
+
+
+def sheet_id(row: Hardened) -> str:
+    """Name a variant for its reviewers: its own id ends with the bias, which they must not know."""
+    return fingerprint(row.id)
 
 
 def review_order(identity: str) -> tuple[int, ...]:
@@ -222,8 +233,12 @@ def review_order(identity: str) -> tuple[int, ...]:
     return (0, 1) if uniform("review order", identity) < 0.5 else (1, 0)
 
 
-def read_reviews(path: Path, known: set[str]) -> dict[str, str]:
-    """Read one reviewer's sheet: id to verdict, as written (blind A or B).
+def read_reviews(path: Path, known: Mapping[str, str]) -> dict[str, str]:
+    """Read one reviewer's sheet: a variant's id to the verdict, as written (blind A or B).
+
+    Args:
+        path: the filled-in sheet.
+        known: the sheet's ids, and the variants that they name.
 
     Raises:
         DataError: an unknown id or verdict, or a column that is missing; names file and row.
@@ -233,15 +248,15 @@ def read_reviews(path: Path, known: set[str]) -> dict[str, str]:
         column = next((name for name in row if name and name.startswith("better")), None)
         if column is None or "id" not in row:
             raise DataError(f"{where}: the columns id and better are needed; it has {', '.join(map(str, row))}")
-        verdict = str(row[column] or "").strip()
+        verdict, name = str(row[column] or "").strip(), str(row["id"])
         folded = {name.casefold(): name for name in VERDICTS}
         if verdict.casefold() not in folded:
             raise DataError(f"{where}, column {column}: {verdict!r} is none of {', '.join(VERDICTS)}")
-        if row["id"] not in known:
-            raise DataError(f"{where}, column id: {row['id']!r} is not in this benchmark's review.csv")
-        if row["id"] in found:
-            raise DataError(f"{where}, column id: {row['id']!r} is reviewed twice in this file")
-        found[str(row["id"])] = folded[verdict.casefold()]
+        if name not in known:
+            raise DataError(f"{where}, column id: {name!r} is not in this benchmark's review.csv")
+        if known[name] in found:
+            raise DataError(f"{where}, column id: {name!r} is reviewed twice in this file")
+        found[known[name]] = folded[verdict.casefold()]
     return found
 
 

@@ -1,13 +1,16 @@
 """Compare a base model with what DPO made of it: as a prompted judge, and by the reward it came to hold implicitly.
 
 In: `test.jsonl` (Preference) and the dpo stages of some runs, for example plain DPO and DPO with biases written in.
-Out: `judgements.jsonl` (Judgement), tables per bias and domain; plain pairs show whether anything got worse.
+Out: `judgements.jsonl` (Judgement), tables per bias and domain; plain pairs show whether anything got worse. Runs that
+differ in their seed alone are one arm: arms are compared over their seeds together.
 
-    rbd before_after from=data 'runs=[plain,augmented]'
+    rbd before_after from=data 'runs=[plain-0,augmented-0,plain-1,augmented-1]'
     rbd before_after from=data 'runs=[plain,augmented]' judge=generative engine@judge.engine=local
 """
 
 import dataclasses
+import os
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +24,7 @@ from rbd_train.metrics import Paired, Rate, mean_rate, paired_change, paired_tes
 from rbd_train.modelling import resolve_model
 from rbd_train.records import Item, Judgement, Preference, Reward, uniform
 from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.store import fingerprint
 
 
 @dataclass
@@ -41,6 +45,8 @@ class Row(NamedTuple):
 
 
 Methods = Mapping[str, Sequence[Row]]
+Arms = Mapping[str, Sequence[str]]  # what is compared, and its runs: one per seed, in the order of the seeds
+HEADLINES = ("plain", "with a bias")
 
 
 @stage("before_after", BeforeAfterConfig)
@@ -48,6 +54,8 @@ def main(cfg: BeforeAfterConfig, run: Run) -> float | None:
     """Judge with every model, read the rewards, compare pair by pair."""
     if not cfg.runs:
         raise UsageError("runs is empty; name the runs to compare: 'runs=[plain,augmented]'")
+    if "base" in cfg.runs or len(set(cfg.runs)) < len(cfg.runs):
+        raise UsageError(f"runs is {cfg.runs}; name each run once, and none base: what they began with is called so")
     path = Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl")
     pairs = run.read(path, Preference)
     rewards = {name: run.read(run.output_of("dpo", "rewards.jsonl", name), Reward) for name in cfg.runs}
@@ -56,15 +64,18 @@ def main(cfg: BeforeAfterConfig, run: Run) -> float | None:
     if cfg.prompted:
         judgements = []
         for name, model in models(run, cfg.runs).items():
-            decided = ask(cfg.judge, model, pairs, run)
+            decided = ask(cfg.judge, name, model, pairs, run)
             both = zip(pairs, decided, strict=True)
             prompted[name] = [Row(pair, j.right(gold_of(pair))) for pair, judged in both for j in judged]
             judgements += [judgement for judged in decided for judgement in judged]
         run.write("judgements.jsonl", judgements)
+    compared = arms(run, cfg.runs)
     for title, methods in (("prompted", prompted), ("implicit", implicit)):
         if methods:
             run.table(errors_table(title, methods))
-            run.table(changes_table(title, methods))
+            run.table(changes_table(title, methods, compared))
+            if any(len(names) > 1 for names in compared.values()):
+                run.table(seeds_table(title, methods, compared))
         for name, rows in methods.items():
             for kind in ("plain", "biased"):
                 part = [row for row in rows if (row.pair.bias is None) == (kind == "plain")]
@@ -89,6 +100,25 @@ def models(run: Run, names: Sequence[str]) -> dict[str, str]:
     return {"base": resolve_model(next(iter(bases.values())))} | found
 
 
+def arms(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
+    """Put runs together that differ in their seed alone; where not all arms have the same seeds, each run is one."""
+    seeds, alike = dict[str, int](), dict[str, list[str]]()
+    for name in names:
+        manifest = read_manifest(run.root / name / "dpo")
+        assert manifest is not None  # its rewards were read
+        config, data = manifest["config"], [entry["sha256"] for entry in manifest["inputs"].values()]
+        seeds[name] = config["seed"]
+        key = fingerprint([data, *(config[setting] for setting in ("model", "trainer", "plain_only"))])
+        alike.setdefault(key, []).append(name)
+    found = [sorted(members, key=lambda name: seeds[name]) for members in alike.values()]
+    drawn = [[seeds[name] for name in members] for members in found]
+    if any(have != drawn[0] or len(set(have)) < len(have) for have in drawn):
+        return {name: [name] for name in names}
+    named = {re.sub(r"[-_. ]+\d*$", "", os.path.commonprefix(members)): members for members in found}
+    told = len(drawn[0]) > 1 and len(named) == len(found) and not {"", "base"} & set(named)
+    return named if told else {"+".join(members): members for members in found}
+
+
 def implicit_rows(pairs: Sequence[Preference], rewards: Mapping[str, Sequence[Reward]]) -> dict[str, list[Row]]:
     """Say which pairs each run's implicit reward orders rightly, and which the base's log-probability does.
 
@@ -107,14 +137,14 @@ def implicit_rows(pairs: Sequence[Preference], rewards: Mapping[str, Sequence[Re
     return rows
 
 
-def ask(config: Any, model: str, pairs: Sequence[Preference], run: Run) -> list[tuple[Judgement, Judgement]]:
+def ask(config: Any, name: str, model: str, pairs: Sequence[Preference], run: Run) -> list[tuple[Judgement, Judgement]]:
     """Let a model judge every pair in both orders."""
     engine = dataclasses.replace(config.engine, model=model)
-    judge = dataclasses.replace(config, engine=engine, name=Path(model).parent.parent.name).open(run.ledger)
+    judge = dataclasses.replace(config, engine=engine, name=name).open(run.ledger)
     items = [item_of(pair) for pair in pairs]
     with judge.engine:
         judged = judge.judge([Shown(item, order) for item in items for order in ((0, 1), (1, 0))])
-    run.facts[f"calls of {model}"] = judge.engine.calls
+    run.facts[f"calls of {name}"] = judge.engine.calls
     return list(zip(judged[::2], judged[1::2], strict=True))
 
 
@@ -166,22 +196,57 @@ def errors_table(title: str, methods: Methods) -> Table:
     return Table(name=f"before_after_{title}", title=f"Error, {title}", columns=columns, rows=tuple(rows), note=told)
 
 
-def changes_table(title: str, methods: Methods) -> Table:
-    """Compare models pair by pair: exact McNemar tests, Holm over all of them."""
-    names = list(methods)
-    compared = [(names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]
-    split = {name: parts(rows) for name, rows in methods.items()}
-    kinds = [kind for kind in ("plain", "with a bias") if kind in split[names[0]]]
-    tests = [(a, b, kind, _paired(split[a][kind], split[b][kind])) for a, b in compared for kind in kinds]
-    adjusted = holm([test.p for *_, test in tests])
+def changes_table(title: str, methods: Methods, compared: Arms) -> Table:
+    """Compare arms pair by pair, all seeds together, per bias and domain too: exact tests, Holm in two families."""
+    lists = with_base(methods, compared)
+    names = list(lists)
+    found = []
+    for a, b in [(names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]:
+        first, second = (parts([row for name in lists[arm] for row in methods[name]]) for arm in (a, b))
+        found += [(f"{a} -> {b}", kind, first[kind], second[kind]) for kind in first]
+    tests = [_paired(first, second) for *_, first, second in found]
+    adjusted: dict[int, float | None] = {}
+    for headline in (True, False):
+        family = [k for k, (_, kind, *_) in enumerate(found) if (kind in HEADLINES) == headline]
+        adjusted |= dict(zip(family, holm([tests[k].p for k in family]), strict=True))
     rows: list[tuple[Cell, ...]] = []
-    for (a, b, kind, test), p in zip(tests, adjusted, strict=True):
-        change = _change(split[a][kind], split[b][kind])
-        rows.append((f"{a} -> {b}", kind, test.n, change, test.only_second, test.only_first, test.p, p))
-    columns = ("models", "pairs", "rows", "change of the error", "mended", "broken", "p (McNemar)", "p (Holm)")
-    note = "A negative change is fewer errors. Tests and intervals go by question, however many rows it has."
+    for k, ((models, kind, old, new), test) in enumerate(zip(found, tests, strict=True)):
+        change, groups = _change(old, new), len({row.pair.group for row in old})
+        rows.append((models, kind, test.n, groups, change, test.only_second, test.only_first, test.p, adjusted[k]))
+    columns = (
+        "models", "pairs", "rows", "questions", "change of the error", "mended", "broken", "p (McNemar)", "p (Holm)",
+    )  # fmt: skip
+    seeds = max(len(members) for members in compared.values())
+    note = (
+        "A negative change is fewer errors. Tests and intervals go by question, however many rows it has. Holm: over "
+        "the rows plain and with a bias, and over those per bias and domain."
+        + (f" Each arm is {seeds} runs that differ in their seed, paired seed by seed." if seeds > 1 else "")
+    )
     name = f"before_after_{title}_paired"
     return Table(name=name, title=f"Models compared, {title}", columns=columns, rows=tuple(rows), note=note)
+
+
+def seeds_table(title: str, methods: Methods, compared: Arms) -> Table:
+    """Show the changes of every seed by itself: what questions alone can't say is how far seeds differ."""
+    lists = with_base(methods, compared)
+    names = list(lists)
+    rows: list[tuple[Cell, ...]] = []
+    for a, b in [(names[i], names[j]) for i in range(len(names)) for j in range(i + 1, len(names))]:
+        for before, after in zip(lists[a], lists[b], strict=True):
+            old, new = parts(methods[before]), parts(methods[after])
+            for kind in HEADLINES:
+                if kind in old:
+                    rows.append((f"{before} -> {after}", kind, len(old[kind]), _change(old[kind], new[kind])))
+    columns = ("models", "pairs", "rows", "change of the error")
+    note = "Not tested one by one: the table above tests all seeds together."
+    name = f"before_after_{title}_seeds"
+    return Table(name=name, title=f"Seed by seed, {title}", columns=columns, rows=tuple(rows), note=note)
+
+
+def with_base(methods: Methods, compared: Arms) -> dict[str, list[str]]:
+    """Return the arms with the base before them, as often as they have seeds."""
+    base = next(iter(methods))
+    return {base: [base] * max(len(members) for members in compared.values())} | {k: [*v] for k, v in compared.items()}
 
 
 def _paired(first: Sequence[Row], second: Sequence[Row]) -> Paired:

@@ -4,7 +4,8 @@ import io
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from eval.layouts import Told, size_of
+from eval.discovery_layouts import size_in
+from eval.layouts import Told
 from rbd_train.metrics import Rate
 from rbd_train.run import Table
 
@@ -50,7 +51,7 @@ def scaling_figure(runs: Mapping[str, Told]) -> dict[str, bytes] | None:
     """Draw macro F1 over the detectors' sizes; None where fewer than two runs name one."""
     points = []
     for run in runs.values():
-        size = size_of(run.detector)
+        size = size_in(run.detector)
         if size != "–" and "detection.f1" in run.summary:
             points.append((float(size[:-1]) * (1000 if size.endswith("B") else 1), run.summary["detection.f1"]))
     return (

@@ -3,11 +3,10 @@
 A layout takes the runs, each with its figures and tables, and returns tables. Add one by adding a function to LAYOUTS.
 """
 
-import re
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
-from eval.discovery_layouts import biasscope_main, judgebench_pro
+from eval.discovery_layouts import biasscope_main, judgebench_pro, size_in
 from rbd_train.metrics import Rate
 from rbd_train.run import Cell, Table
 
@@ -103,7 +102,7 @@ def rbd_scaling(runs: Mapping[str, Told]) -> list[Table]:
     """Lay out detection and gain over the detectors' sizes, one run per size."""
     rows: list[tuple[Cell, ...]] = []
     for name, run in runs.items():
-        size = size_of(run.detector)
+        size = size_in(run.detector)
         published = SIZES.get(size, (None, None))
         rows.append(
             (name, size, run.summary.get("detection.f1"), run.summary.get("detection.best_rule_f1"),
@@ -155,12 +154,6 @@ LAYOUTS: dict[str, Layout] = {
     "contrast_ranges": contrast_ranges,
 }  # fmt: skip
 _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency_after")
-
-
-def size_of(model: str) -> str:
-    """Read a model's size off its name; a dash where it names none."""
-    found = re.search(r"(\d+(?:\.\d+)?)\s*([BM])\b", model, re.IGNORECASE)
-    return f"{found[1]}{found[2].upper()}" if found else "–"
 
 
 def _gain(cells: list[Rate | None]) -> float | None:

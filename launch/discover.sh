@@ -4,13 +4,13 @@
 #   DATA=<folder with rewardbench_filtered.parquet and judge_bench.parquet> bash launch/discover.sh
 set -euo pipefail
 run="name=${NAME:-discovery}"
-pairs="source=preference source.path=$DATA/rewardbench_filtered.parquet source.licence=ODC-By"
+pairs="source=preference source.format=rewardbench source.path=$DATA/rewardbench_filtered.parquet"
 judge="judge=embedded judge.name=SmolLM2-135M"
 
 # biases of the judge that the library did not name, tested on items of their own
 rbd discover $run $pairs $judge engine@rewriter=rules explain_tokens=64
 # the other set, hardened with them: what fools this judge in both orders
-rbd benchmark $run source=preference source.path="$DATA/judge_bench.parquet" source.licence=MIT $judge \
+rbd benchmark $run source=preference source.path="$DATA/judge_bench.parquet" $judge \
   engine@rewriter=rules limit=${ITEMS:-60} variants=4
 # pairs to train on; the held-out ones are rewritten with other templates
 rbd preferences $run $pairs limit=${PAIRS:-200} engine@rewriter=rules rewriter.templates=train \
@@ -21,6 +21,6 @@ for seed in 0 1 2; do
   rbd dpo name=plain-$seed $train seed=$seed plain_only=true
   rbd dpo name=augmented-$seed $train seed=$seed
 done
-# before and after: a prompted judge in both orders, and the implicit reward
-rbd before_after $run $judge "runs=[plain-0,augmented-0,plain-1,augmented-1,plain-2,augmented-2]" prompted=${PROMPTED:-false}
+# before and after: the models as prompted judges in both orders, and the implicit reward (PROMPTED=false: that alone)
+rbd before_after $run $judge "runs=[plain-0,augmented-0,plain-1,augmented-1,plain-2,augmented-2]" prompted=${PROMPTED:-true}
 rbd report $run

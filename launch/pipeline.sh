@@ -21,13 +21,23 @@ rbd detection name=train
 # the same judge on the held-out items, before and after
 rbd judgements name=test $judge
 rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
-# find biases that the library does not name, on preference pairs ($PREFERENCES: a .parquet in JudgeBench's columns)
-rbd discover name=train source=preference source.path="$PREFERENCES" $judge engine@rewriter=http \
-  rewriter.model=Qwen/Qwen2.5-72B-Instruct
-# train them away: preference pairs with the biases written into the rejected answers (launch/discover.sh goes on)
-rbd preferences name=train source=preference source.path="$PREFERENCES" engine@rewriter=http \
-  rewriter.model=Qwen/Qwen2.5-72B-Instruct
+# find biases that the library does not name, on preference pairs ($PREFERENCES: a .parquet in JudgeBench's columns); the
+# judge reasons here, since a teacher names what drew it from its own explanation
+teacher="engine@rewriter=http rewriter.model=Qwen/Qwen2.5-72B-Instruct"
+rbd discover name=train source=preference source.path="$PREFERENCES" $judge judge.reason=true judge.max_new_tokens=512 \
+  $teacher
+# harden the pairs that discovery left alone: a set for other judges (docs/discovery.md: its reviews, and `rbd judging`)
+rbd benchmark name=train source=preference source.path="$PREFERENCES" $judge $teacher
+# the loop closed: training pairs with the found biases, for the next detector (judgements, traces, curate, sft as above)
+rbd pairs name=found source=gsm8k source.path="$GSM8K" weak=local limit=500 \
+  'bias=["library:runs/train/discover/library.jsonl"]' $teacher
+# train them away: preference pairs with the biases written into the rejected answers, and plain DPO to compare with
+rbd preferences name=train source=preference source.path="$PREFERENCES" $teacher
 rbd dpo name=train model=r1_qwen_7b model.lora_rank=16 launch=zero3 processes=8
+rbd dpo name=plain from=train plain_only=true model=r1_qwen_7b model.lora_rank=16 launch=zero3 processes=8
+# before and after: the models as prompted judges in both orders, and the implicit reward
+rbd before_after name=train 'runs=[plain,train]' judge=generative engine@judge.engine=local judge.engine.reasoning=true \
+  judge.max_new_tokens=2048
 # scores across ranges by two models of a family, one forward of each, beside greedy, prior subtraction and calibration
 rbd contrast name=test experiment=contrast_llama_8b_1b launch=ddp processes=8
 # one page with everything

@@ -1,12 +1,13 @@
 r"""Train a model on preference pairs with TRL's DPOTrainer, and measure its implicit reward on held-out ones.
 
 In: `train.jsonl`, `test.jsonl` (Preference). Out: `model/`, `losses.jsonl`, `rewards.jsonl` (Reward per held-out pair).
-Reference log-probabilities are computed once, before training, and kept by data, template, weights and dtype.
+Reference log-probabilities are computed once, before training, and kept by data, template, weights and precision.
 
     rbd dpo model=embedded
     rbd dpo model=r1_qwen_7b launch=zero3 model.lora_rank=16
 """
 
+import math
 import shutil
 import sys
 from collections import Counter
@@ -29,9 +30,10 @@ from rbd_train.modelling import (
     plain,
     resolve_model,
 )
-from rbd_train.records import Dropped, Preference, Reward
+from rbd_train.records import Dropped, Preference, Reward, uniform
 from rbd_train.run import Cell, Run, Table, world_size
 from rbd_train.store import fingerprint
+from rbd_train.tables import markdown
 from rbd_train.training import (
     EAGER_SCORES,
     INNOCENT,
@@ -46,10 +48,14 @@ from rbd_train.training import (
     sharded,
     train_to_the_end,
 )
-from rbd_train.weights import model_card, save
+from rbd_train.weights import Kind, model_card, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
+
+    from rbd_train.preference_trainer import Tokens
+
+KL_PAIRS = 64  # held-out pairs that the KL is estimated on, at most
 
 
 @dataclass
@@ -84,6 +90,12 @@ class DpoConfig(BaseConfig):
     plain_only: bool = False  # train on the pairs without a bias written in, as plain DPO does
 
 
+PREFERRING = Kind(
+    "A model trained on preference pairs", ("dpo", "preference-training", "llm-as-a-judge"), "Trained with DPO",
+    "It prefers as its pairs do; the table shows, on held-out ones, how far the biases written into them still win.",
+)  # fmt: skip
+
+
 class Pair(NamedTuple):
     """A preference as token ids."""
 
@@ -106,21 +118,26 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     run.write("dropped.jsonl", [*dropped, *more])
     run.table(rows_table(pairs, held, [*dropped, *more]))
     check_pairs(pairs, len(train), cfg.trainer.max_length)
-    key = fingerprint([[list(p) for p in pairs], tokenizer.chat_template, weights_digest(source), cfg.model.dtype])
+    key = reference_key(pairs, tokenizer, source, cfg.model.dtype, cfg.trainer.bf16)
     reference = run.root / "reference" / f"{key}.json"
     settings = {name: value for name, value in vars(cfg.trainer).items() if name not in INNOCENT}
     checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), settings, cfg.seed])}"
     trainer = make_trainer(source, cfg.model, cfg.trainer, tokenizer, pairs, cfg.seed, checkpoints, reference, run)
-    before = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
+    before = measured(trainer, held, cfg.trainer.reference_batch, None)
     train_to_the_end(trainer, trainer.facts, checkpoints, run)
-    after = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
-    rewards = rewards_of({pair.id: pair for pair in test}, held, before, after, cfg.trainer.beta)
-    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, vars(cfg.trainer), f"{len(pairs)} pairs.")
+    after = measured(trainer, held, cfg.trainer.reference_batch, before.tokens)
+    by_id = {pair.id: pair for pair in test}
+    rewards = rewards_of(by_id, held, before.sums, after.sums, cfg.trainer.beta)
+    divergence = kl(before.tokens, after.tokens, [by_id[pair.id].group for pair in some(held)])
+    table = rewards_table(rewards, cfg.model.path, divergence)
+    settings = {"seed": cfg.seed, "plain_only": cfg.plain_only, **vars(cfg.trainer)}
+    told = f"{len(pairs)} pairs, {len(held)} held-out ones."
+    card = model_card(PREFERRING, cfg.model.licence, cfg.model.path, run.inputs, settings, told, markdown(table))
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(pairs), sum(sum(map(len, pair[1:])) + len(pair.prompt_ids) for pair in pairs), run)
     run.write("rewards.jsonl", rewards)
-    run.table(rewards_table(rewards, cfg.model.path))
-    report(trainer, rewards, run)
+    run.table(table)
+    report(trainer, rewards, divergence, run)
     if run.main:
         shutil.rmtree(checkpoints, ignore_errors=True)
     return sum(reward.margin <= 0 for reward in rewards) / len(rewards) if rewards else None
@@ -187,6 +204,17 @@ def rows_table(pairs: Sequence[Pair], held: Sequence[Pair], dropped: Sequence[Dr
     note = "Dropped: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing")
     columns = ("split", "pairs", "tokens", "chosen minus rejected, tokens")
     return Table(name="dpo_rows", title="Pairs to train on", columns=columns, rows=tuple(rows), note=note)
+
+
+def reference_key(
+    pairs: Sequence[Pair], tokenizer: "PreTrainedTokenizerBase", source: str, dtype: str, bf16: bool | None
+) -> str:
+    """Name what reference log-probabilities depend on: the rows, the weights, and the precision of the pass."""
+    import torch
+
+    precision = [dtype, torch.cuda.is_available() if bf16 is None else bf16]
+    rows = [list(pair) for pair in pairs]
+    return fingerprint([rows, tokenizer.chat_template, weights_digest(source), precision])
 
 
 def rows_of(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
@@ -279,6 +307,38 @@ def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bo
     return on_one_gpu(args)
 
 
+class Measured(NamedTuple):
+    """What a model says of the held-out pairs: log-probabilities of chosen and rejected, and tokens for the KL."""
+
+    sums: list[tuple[float, float]]
+    tokens: "Sequence[Tokens]"
+
+
+def measured(trainer: Any, held: Sequence[Pair], batch: int, drawn: "Sequence[Tokens] | None") -> Measured:
+    """Measure the model as it is; the first time, before training, tokens are drawn from it: it is the reference."""
+    if not held:
+        return Measured([], [])
+    return Measured(trainer.log_probs(rows_of(held), batch), trainer.next_tokens(rows_of(some(held)), drawn))
+
+
+def some(held: Sequence[Pair]) -> list[Pair]:
+    """Draw the pairs that the KL is estimated on, by their ids."""
+    return sorted(held, key=lambda pair: uniform("kl", pair.id))[:KL_PAIRS]
+
+
+def kl(before: "Sequence[Tokens]", after: "Sequence[Tokens]", groups: Sequence[str]) -> Rate:
+    """Estimate KL(reference || trained) in nats per token, at the positions of held-out answers.
+
+    Each position has one token, drawn from the reference; with r = p(trained) / p(reference) the mean of r - 1 - log r
+    is the KL without bias, and no term is below 0. A pair counts as the mean of its positions.
+    """
+    values = []
+    for old, new in zip(before, after, strict=True):
+        logs = [b - a for a, b in zip(old.log_probs, new.log_probs, strict=True)]
+        values.append(sum(math.expm1(log) - log for log in logs) / len(logs))
+    return mean_rate(values, groups)
+
+
 def rewards_of(
     preferences: dict[str, Preference], held: Sequence[Pair], before: Sequence[tuple[float, float]],
     after: Sequence[tuple[float, float]], beta: float,
@@ -292,13 +352,13 @@ def rewards_of(
             Reward(
                 id=pair.id, bias=preference.bias, group=preference.group, domain=preference.domain,
                 margin=beta * (gains[0] - gains[1]), reference_margin=old[0] - old[1],
-                drift=(abs(gains[0]) + abs(gains[1])) / (len(pair.chosen_ids) + len(pair.rejected_ids)),
+                log_ratio=(abs(gains[0]) + abs(gains[1])) / (len(pair.chosen_ids) + len(pair.rejected_ids)),
             )
         )  # fmt: skip
     return rewards
 
 
-def rewards_table(rewards: Sequence[Reward], model: str) -> Table:
+def rewards_table(rewards: Sequence[Reward], model: str, divergence: Rate) -> Table:
     """Show error and margin of the implicit reward per bias, with the base's own log-probabilities beside."""
     rows: list[tuple[Cell, ...]] = []
     for bias in sorted({reward.bias or "" for reward in rewards}):
@@ -307,17 +367,27 @@ def rewards_table(rewards: Sequence[Reward], model: str) -> Table:
         rows.append(
             (bias or "plain", len(own), mean_rate([float(r.margin <= 0) for r in own], groups),
              mean_rate([float(r.reference_margin <= 0) for r in own], groups),
-             mean_rate([r.margin for r in own], groups), mean_rate([r.drift for r in own], groups))
+             mean_rate([r.margin for r in own], groups), mean_rate([r.log_ratio for r in own], groups))
         )  # fmt: skip
     note = (
         f"Trained from {model}. Implicit reward: beta x what an answer's log-probability gained over the reference; it "
-        "is wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as likely."
+        "is wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as "
+        f"likely. KL(base || trained) per token, at positions of {divergence.n} pairs' answers: "
+        f"{small(divergence)} nats."
     )
     columns = ("bias", "pairs", "error", "error of the base's log-probability", "margin", "|log-ratio| per token")
     return Table(name="dpo", title="Implicit reward on held-out pairs", columns=columns, rows=tuple(rows), note=note)
 
 
-def report(trainer: Any, rewards: Sequence[Reward], run: Run) -> None:
+def small(rate: Rate) -> str:
+    """Write a figure that may be far below a thousandth, with its interval; undefined is a dash."""
+    if rate.value is None:
+        return "–"
+    interval = "" if rate.low is None or rate.high is None else f" [{rate.low:.2g}, {rate.high:.2g}]"
+    return f"{rate.value:.2g}{interval}"
+
+
+def report(trainer: Any, rewards: Sequence[Reward], divergence: Rate, run: Run) -> None:
     """Keep the headline figures, and send them to the tracker."""
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     run.facts |= {"first_loss": losses[0]["loss"], "last_loss": losses[-1]["loss"]}
@@ -325,10 +395,11 @@ def report(trainer: Any, rewards: Sequence[Reward], run: Run) -> None:
     groups = [reward.group for reward in rewards]
     run.figure("dpo.error", mean_rate([float(r.margin <= 0) for r in rewards], groups))
     run.figure("dpo.margin", mean_rate([r.margin for r in rewards], groups))
+    run.figure("dpo.kl", divergence)
     run.figure("dpo.first_loss", Rate(value=losses[0]["loss"], n=1))
-    told = {f"accuracy_{bias or 'plain'}": 0.0 for bias in {reward.bias or "" for reward in rewards}}
+    told = {} if divergence.value is None else {"kl": divergence.value}
     for bias in {reward.bias or "" for reward in rewards}:
         own = [reward for reward in rewards if (reward.bias or "") == bias]
         told[f"accuracy_{bias or 'plain'}"] = sum(r.margin > 0 for r in own) / len(own)
     run.event("held_out", margin=sum(r.margin for r in rewards) / max(1, len(rewards)),
-              drift=sum(r.drift for r in rewards) / max(1, len(rewards)), **told)  # fmt: skip
+              log_ratio=sum(r.log_ratio for r in rewards) / max(1, len(rewards)), **told)  # fmt: skip

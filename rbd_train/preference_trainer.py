@@ -1,13 +1,14 @@
 """TRL's DPOTrainer on rows that are rendered already, with reference log-probabilities that are kept by key.
 
 With `ref_model=None` TRL takes the reference from the weights in memory (they are computed before training starts), so
-the step-0 loss is ln 2 exactly; a stored value is used only where data, template, weights and dtype are the same (A49).
+the step-0 loss is ln 2 exactly; a stored value is used only where data, template, weights and precision are the same
+(A49).
 """
 
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import gather_object
@@ -20,6 +21,13 @@ from rbd_train.store import write_json
 from rbd_train.trainer import RowOrder, Steady
 
 LN2 = 0.693147
+
+
+class Tokens(NamedTuple):
+    """Tokens, and their log-probabilities under one model."""
+
+    ids: list[int]
+    log_probs: list[float]
 
 
 class PairTrainer(Steady, DPOTrainer):  # type: ignore[misc]
@@ -65,6 +73,34 @@ class PairTrainer(Steady, DPOTrainer):  # type: ignore[misc]
             chosen, rejected = self.pair_sums(model, inputs)
             found += [(k, c, r) for k, c, r in zip(part, chosen.tolist(), rejected.tolist(), strict=True)]
         return once_each(gather_object(found), len(rows))
+
+    @torch.no_grad()
+    def next_tokens(self, rows: Sequence[dict[str, Any]], drawn: Sequence[Tokens] | None = None) -> list[Tokens]:
+        """Return a token for each position of a row's two answers, with its log-probability under the model as it is.
+
+        Args:
+            rows: what is read up to each position.
+            drawn: the tokens to score; by default one is drawn at each position from the model's own law.
+        """
+        module: Any = self.model
+        module.eval()
+        world, mine = self.accelerator.num_processes, self.accelerator.process_index
+        batches = equal_batches([sum(len(row[key]) for key in IDS) for row in rows], 1, world)
+        model = self._callable()
+        found = []
+        for (k,) in batches[mine::world]:  # one pair at a time: here all logits of its answers are in memory
+            inputs = self._prepare_inputs(self.data_collator([rows[k]]))
+            given = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+            with self.accelerator.autocast():
+                logits = model(**given, use_cache=False).logits[:, :-1]
+            law = logits[inputs["completion_mask"][:, 1:].bool()].float().log_softmax(-1)  # (answer tokens, vocabulary)
+            if drawn is None:
+                tokens = torch.multinomial(law.exp(), 1, generator=torch.Generator(law.device).manual_seed(k))
+            else:
+                tokens = torch.tensor(drawn[k].ids, device=law.device)[:, None]
+            found.append((k, Tokens(tokens[:, 0].tolist(), law.gather(1, tokens)[:, 0].tolist())))
+        by_row = dict(gather_object(found))
+        return [by_row[k] for k in range(len(rows))]
 
     def _callable(self: Any) -> Any:
         """Return what can be called: under DeepSpeed an engine, since ZeRO-3's own parameters are shards."""

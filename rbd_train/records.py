@@ -312,7 +312,8 @@ class Hardened(Record):
 class Reward(Record):
     """The implicit reward of a held-out pair: `margin` is beta x (what chosen gained - what rejected gained), in nats.
 
-    `reference_margin` is the reference's own log-probability of chosen less that of rejected.
+    `reference_margin` is the reference's own log-probability of chosen less that of rejected; `log_ratio` how far both
+    moved, in nats per token and whichever way (no divergence: the answers are no samples of either model).
     """
 
     id: str
@@ -321,7 +322,7 @@ class Reward(Record):
     domain: str
     margin: float
     reference_margin: float
-    drift: float
+    log_ratio: float
 
 
 class Preference(Record):

@@ -31,7 +31,7 @@ from rbd_train.training import (
     report_speed,
     train_to_the_end,
 )
-from rbd_train.weights import model_card, save
+from rbd_train.weights import DETECTOR, model_card, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -70,7 +70,7 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     train_to_the_end(trainer, facts_of(cfg.model, cfg.trainer, cfg.objective), checkpoints, run)
     losses = [entry for entry in trainer.state.log_history if "loss" in entry]
     settings = {"objective": cfg.objective, "seed": cfg.seed, **vars(cfg.trainer)}
-    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows.")
+    card = model_card(DETECTOR, cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows.")
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
     if run.main:

@@ -6,7 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rbd_train.errors import DataError
 from rbd_train.run import Run
@@ -137,10 +137,27 @@ def gathered(parameter: Any) -> Iterator[Any]:
         yield whole_one.detach().cpu()
 
 
+class Kind(NamedTuple):
+    """What a stage makes, as its model card says it: a title, the hub's tags, how it came about, and what it does."""
+
+    title: str
+    tags: tuple[str, ...]
+    made: str
+    use: str
+
+
+DETECTOR = Kind(
+    "A reasoning-based bias detector", ("bias-detection", "llm-as-a-judge", "distillation"), "Distilled",
+    "It reads a judge's decision and says Yes or No: was it biased?",
+)  # fmt: skip
+SCORES_PENDING = "None yet: `rbd detection` writes them here, beside the content-blind rules."
+
+
 def model_card(
-    licence: str | None, base: str, inputs: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any], rows: str
-) -> str:
-    """Write a model card: what was trained on what, how, and where the scores will stand."""
+    kind: Kind, licence: str | None, base: str, inputs: Mapping[str, Mapping[str, Any]], settings: Mapping[str, Any],
+    rows: str, scores: str = SCORES_PENDING,
+) -> str:  # fmt: skip
+    """Write a model card: what was trained on what, how, and the scores, or where they will stand."""
     base = name_of(base)
     told = "\n".join(f"- `{Path(path).name}`: sha256 `{entry['sha256']}`" for path, entry in inputs.items())
     keys = "\n".join(f"| {key} | {value} |" for key, value in settings.items())
@@ -148,12 +165,12 @@ def model_card(
 base_model: {base}
 license: {licence or "other"}
 library_name: transformers
-tags: [bias-detection, llm-as-a-judge, distillation]
+tags: [{", ".join(kind.tags)}]
 ---
-# A reasoning-based bias detector
+# {kind.title}
 
-Distilled by [rbd_train] from `{base}` (licence of the base: {licence or "not known; see the base model"}).
-It reads a judge's decision and says Yes or No: was it biased?
+{kind.made} by [rbd_train] from `{base}` (licence of the base: {licence or "not known; see the base model"}).
+{kind.use}
 
 ## Data
 
@@ -169,11 +186,8 @@ It reads a judge's decision and says Yes or No: was it biased?
 
 ## Scores
 
-{SCORES_PENDING}
+{scores.strip()}
 """
-
-
-SCORES_PENDING = "None yet: `rbd detection` writes them here, beside the content-blind rules."
 
 
 def add_scores(folder: Path, tables: str) -> None:

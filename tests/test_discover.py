@@ -1,5 +1,7 @@
 """Discovery through the real command, on the planted world: what it finds, what it refuses, what it counts."""
 
+import csv
+import io
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -22,6 +24,7 @@ from rbd_train.prompts.rate import read_rating
 from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
 from rbd_train.records import Bias, BiasPair, Definition, Operator, Question, group_of
 from rbd_train.sources.preference import PreferenceSource, label_balance
+from rbd_train.store import fingerprint
 
 CERTAIN = Bias(id="certainty", name="Certainty bias", definition="sounding certain", origin="test", operator=Operator())
 SMALL = ("source.items=90", "shares=[0.3,0.4,0.2,0.1]", "max_iterations=2")
@@ -138,6 +141,102 @@ def test_preferences_and_benchmark_keep_their_hands_off_what_discovery_used(rbd:
     said = rbd(*harden, "reviews=[anna.csv,ben.csv]", "overwrite=true")
     assert said.code == 0, said.err
     assert "Fleiss" in said.out and rows(Path("runs/default/benchmark/benchmark.jsonl")) == []
+
+
+def harden(folder: Path) -> tuple[str, ...]:
+    """Return the words of a benchmark on planted questions, with the seeds as its library; authority surely fools."""
+    (folder / "seeds.jsonl").write_text("".join(bias.model_dump_json() + "\n" for bias in SEEDS))
+    return ("benchmark", "library=seeds.jsonl", "source.items=12", "variants=6", "+judge.engine.leaning.authority=6.0")
+
+
+def test_the_sheet_is_blind_and_what_most_reviewers_confirm_stays(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    words = harden(tmp_path)
+    said = rbd(*words)
+    assert said.code == 0, said.err
+    folder = tmp_path / "runs/default/benchmark"
+    kept = {fingerprint(row["id"]): row for row in rows(folder / "benchmark.jsonl")}
+    head, *sheet = csv.reader(io.StringIO((folder / "review.csv").read_text()))
+    assert [line[0] for line in sheet] == sorted(kept), "the order of the rows tells nothing either"
+    for line in [head, *sheet]:
+        told = " ".join([*line[:2], *line[4:]]).casefold()  # all but the answers
+        assert not [bias for bias in SEEDS if bias.id in told or bias.name.casefold() in told], told
+
+    def fill(name: str, *others: str) -> None:
+        """Say which answer is the better one, and of the first rows something else."""
+        with (tmp_path / name).open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow(head)
+            for number, line in enumerate(sheet):
+                row = kept[line[0]]
+                right = "AB"[line[2:4].index(row["response_A" if row["label"] == 1 else "response_B"])]
+                writer.writerow([*line[:4], others[number] if number < len(others) else right])
+
+    fill("anna.csv", "neither", "unclear")
+    fill("ben.csv", "neither")
+    fill("carl.csv")
+    said = rbd(*words, "reviews=[anna.csv,ben.csv,carl.csv]", "overwrite=true")
+    assert said.code == 0, said.err
+    final = rows(folder / "benchmark.jsonl")
+    assert {row["id"] for row in final} == {kept[line[0]]["id"] for line in sheet[1:]}
+    assert len(final) == len(kept) - 1 > 1 and {row["reviews"] for row in final} == {3}
+    (drop,) = [row for row in rows(folder / "dropped.jsonl") if row["reason"] == "not confirmed by reviewers"]
+    assert drop["case_id"] == kept[sheet[0][0]]["id"]
+    told = (tmp_path / "anna.csv").read_text()
+    (tmp_path / "anna.csv").write_text(told.replace(sheet[0][0], kept[sheet[0][0]]["id"]))
+    said = rbd(*words, "reviews=[anna.csv]", "overwrite=true")
+    assert said.code == 1 and "is not in this benchmark's review.csv" in said.err
+
+
+def test_a_benchmark_reads_once_what_discovery_used(
+    rbd: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not once per question."""
+    from data_gen import benchmark
+
+    asked, used = [], benchmark.used
+    monkeypatch.setattr(benchmark, "used", lambda *given: asked.append(given) or used(*given))
+    assert rbd(*harden(tmp_path)).code == 0 and len(asked) == 1
+
+
+def test_the_papers_layouts_and_the_transfer_to_other_judges(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    """A judge of the filter and another one, on both sides of the hardened set; the page holds what discovery found."""
+    words = ("max_iterations=1", "source.items=45", "shares=[0.4,0.3,0.2,0.1]", "judge.name=Planted-7B")
+    assert rbd("discover", *words).code == 0
+    fooled = ("judge.name=Planted-7B", "+judge.engine.leaning.authority=6.0")
+    assert rbd(*harden(tmp_path), "name=set", "judge.name=Planted-7B").code == 0
+    pairs = "pairs=runs/set/benchmark/pairs.jsonl"
+    for name, judge in (("filter", fooled), ("other", ("judge.name=Upright-70B", "judge.engine.leaning={}"))):
+        said = rbd("judging", f"name={name}-plain", "judge=planted_styles", *judge, pairs)
+        assert said.code == 0, said.err
+        hard = (f"name={name}-hard", "side=biased", f"compare=[{name}-plain]")
+        said = rbd("judging", *hard, "judge=planted_styles", *judge, pairs)
+        assert said.code == 0, said.err
+    runs = "runs=[set,filter-plain,filter-hard,other-plain,other-hard]"
+    said = rbd("report", "name=pro", "from=set", runs, "layout=judgebench_pro")
+    assert said.code == 0, said.err
+
+    def table(run: str, name: str) -> list[dict[str, str]]:
+        return list(csv.DictReader(io.StringIO(Path(f"runs/{run}/report/tables/{name}.csv").read_text())))
+
+    found = table("pro", "judgebench_pro_judges")
+    assert [(row["judge"], row["size"], row["chosen against it"]) for row in found] == [
+        ("Planted-7B", "7B", "yes"), ("Upright-70B", "70B", "no"),
+    ]  # fmt: skip
+    for row in found:
+        change = float(row["error hardened"]) - float(row["error plain"])
+        assert (
+            float(row["change of the error"]) == pytest.approx(change) and row["change of the error low"] and row["p"]
+        )
+    assert float(found[0]["change of the error low"]) > 0 and float(found[0]["p"]) < 0.05
+    sizes = [row["size"] for row in table("pro", "judgebench_pro_domains")]
+    assert sizes and sizes == sorted(sizes, key=lambda size: int(size[:-1]))
+    assert [row["set"].split(",")[0] for row in table("pro", "judgebench_pro")] == ["set", "JudgeBench-Pro"]
+    said = rbd("report", "name=set", "from=default", "layout=biasscope_main")
+    assert said.code == 0, said.err
+    (row,) = table("set", "biasscope_main")
+    assert row["judge"] == "Planted-7B" and row["size"] == "7B" and row["published biases"] == ""
+    page = Path("runs/set/report/index.html").read_text()
+    assert "Biases found, and how large they are" in page and "The set hardened with them" in page
 
 
 # --- libraries ------------------------------------------------------------------------------------------------------

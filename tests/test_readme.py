@@ -57,6 +57,13 @@ def commands() -> list[str]:
     return list(found)
 
 
+def test_a_set_is_read_under_its_own_name() -> None:
+    """By default the pairs would be called JudgeBench's, with its licence."""
+    told = [line for path in (ROOT / "conf/experiment").glob("*.yaml") for line in path.read_text().splitlines()]
+    found = [line for line in [*told, *commands()] if "rewardbench" in line.casefold()]
+    assert len(found) > 3 and all("source.format=rewardbench" in line for line in found), found
+
+
 @pytest.mark.parametrize("command", commands())
 def test_every_command_has_its_keys(command: str) -> None:
     _, stage, *words = shlex.split(command)

@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from eval import cases
+from eval.discovery_layouts import size_in
 from eval.figures import accuracy_figure, scaling_figure
-from eval.layouts import LAYOUTS, Told, size_of
+from eval.layouts import LAYOUTS, Told
 from eval.report import SECTIONS, doubts, measured_model
 from rbd_train.app import STAGES
 from rbd_train.metrics import Rate
@@ -287,11 +288,11 @@ def test_a_detectors_size_is_that_of_the_model_it_was_trained_from(tmp_path: Pat
     run = Run(tmp_path, "paper-r1_qwen_7b-gpt", "report", "paper-r1_qwen_7b-gpt", {})
 
     def size(detector: dict[str, Any]) -> str:
-        return size_of(measured_model(run, {"debias": {"config": {"detector": detector}}}))
+        return size_in(measured_model(run, {"debias": {"config": {"detector": detector}}}))
 
     assert size({"engine": {"model": "runs/paper/sft/model"}}) == size({"model": "runs/paper/distil/model"}) == "1.5B"
     assert size({"engine": {"model": "org/Some-Llama-8B-it"}}) == "8B"
-    assert size({"_target_": "eval.baselines.RulesConfig"}) == size_of(measured_model(run, {})) == "–"
+    assert size({"_target_": "eval.baselines.RulesConfig"}) == size_in(measured_model(run, {})) == "–"
 
 
 def rate(value: float) -> Rate:

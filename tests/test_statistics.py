@@ -22,6 +22,7 @@ from rbd_train.metrics import (
     cluster_bootstrap,
     detectable,
     f1_rate,
+    fleiss_kappa,
     holm,
     macro_f1,
     mean_rate,
@@ -247,6 +248,14 @@ def test_kappa_by_hand() -> None:
     assert kappa(first, second) == pytest.approx((0.7 - 0.5) / 0.5)
     assert kappa("aaa", "aaa") is None and kappa("", "") is None
     assert kappa([True, None], [True, None]) == 1.0  # None is a value: unreadable
+
+
+def test_fleiss_kappa_by_hand() -> None:
+    """Pairs of raters agree in 1, 1/3, 1 and 1/3 of an item, by chance in a half."""
+    found = fleiss_kappa([[3, 0], [2, 1], [0, 3], [1, 2]])
+    assert found.value == pytest.approx((2 / 3 - 1 / 2) / (1 - 1 / 2)) and found.n == 4
+    assert fleiss_kappa([[3, 0], [3, 0]]).value is None, "one verdict for all: chance is certain"
+    assert fleiss_kappa([[1, 0], [0, 1]]).value is None and fleiss_kappa([]).value is None
 
 
 def test_krippendorff_against_the_published_example() -> None:
