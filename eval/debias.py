@@ -58,7 +58,7 @@ class DebiasConfig(BaseConfig):
     judge: Any = None  # the judge that decided the records
     detector: Any = None  # what looks at its decisions
     records: str | None = None  # path of the judged records; default: the output of stage judgements
-    trained_on: str | None = None  # path of the detector's training examples; default: the output of stage curate
+    trained_on: list[str] = field(default_factory=list)  # paths of what the detector was trained on; default: curate's
     max_rounds: int = 2  # how often a decision may be judged again
     position_calls: int = 2  # 2: each order is judged again by itself; 1: both in one call, as published
     limit: int | None = None  # records per bias; null: all
@@ -78,9 +78,9 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     if cfg.max_rounds < 1:
         raise UsageError(f"max_rounds is {cfg.max_rounds}; a decision is judged again once at least")
     path = Path(cfg.records) if cfg.records else run.output_of("judgements", "records.jsonl")
-    trained = Path(cfg.trained_on) if cfg.trained_on else run.output_of("curate", "train.jsonl")
+    trained = [Path(file) for file in cfg.trained_on] or [run.output_of("curate", "train.jsonl")]
     judged = run.read(path, BiasRecord)
-    train = run.read(trained, Example)
+    train = [example for file in trained for example in run.read(file, Example)]
     records, left_out = usable(judged, {example.group for example in train}, cfg.limit)
     judge = cfg.judge.open(run.ledger)
     check_judge(records, judge)
