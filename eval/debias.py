@@ -42,7 +42,7 @@ from eval.rivals import (
 )
 from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
-from rbd_train.detector import Detector
+from rbd_train.detector import Detector, EngineDetector, TemplateTeacher
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
 from rbd_train.metrics import Rate, mean_rate
@@ -67,9 +67,6 @@ class DebiasConfig(BaseConfig):
     rivals: bool = False  # compare with cheap rivals on the same decisions; costs four more calls per flagged one
     baselines: list[str] = field(default_factory=list)  # abstain, warning, plan, calibrated: on the same items
     compare: list[str] = field(default_factory=list)  # runs whose judges decided the same pairs: a row each, and a vote
-    prices: dict[str, float] = field(
-        default_factory=dict
-    )  # dollars per million tokens: judge_in, judge_out, detector_in, detector_out
 
 
 @stage("debias", DebiasConfig)
@@ -91,7 +88,7 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
         revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds,
                          position_calls=cfg.position_calls, feedback=cfg.feedback)  # fmt: skip
         revisions = revise([decision_of(r) for r in records])
-        cost = cost_of(judge, detector, time.perf_counter() - started, revisions, cfg.prices)
+        cost = cost_of(judge, detector, time.perf_counter() - started, revisions)
         cued = [r for r in records if r.bias != "position"] if cfg.unbiased else []
         unbiased = revise([decision_on_d(r) for r in cued])
         rivals = compare(records, revisions, train, judge) if cfg.rivals else {}
@@ -121,15 +118,19 @@ def compare(
     records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[Example], judge: Judge
 ) -> dict[str, Rights]:
     """Put the loop beside its cheap rivals, and beside leaving the decisions alone."""
+    traces = [entry.trace for revision in revisions for entry in revision.rounds]
+    again = {
+        "ask again without feedback": "none", "ask again with another case's reasoning": "other",
+        "ask again with the label only": "label", "ask again with the rule's words": "rule",
+    }  # fmt: skip
+    if any(trace.verdict and not trace.thinking for trace in traces if trace):  # a verdict alone: there is none to give
+        del again["ask again with another case's reasoning"]
     return {
         "the loop": rights_after(records, revisions),
         "decisions as they were": right_before(records),
         "flip where the rule fires": flipped(records, train),
         DETECTOR_ALONE: flipped_by_detector(records, revisions),
-        "ask again without feedback": asked_again(records, revisions, judge, "none"),
-        "ask again with another case's reasoning": asked_again(records, revisions, judge, "other"),
-        "ask again with the label only": asked_again(records, revisions, judge, "label"),
-        "ask again with the rule's words": asked_again(records, revisions, judge, "rule"),
+        **{name: asked_again(records, revisions, judge, feedback) for name, feedback in again.items()},
     }
 
 
@@ -169,25 +170,23 @@ def other_judge(run: Run, name: str, records: Sequence[BiasRecord]) -> list[Judg
     return [judged for record in records if (judged := theirs[record.id].biased) is not None]
 
 
-def cost_of(
-    judge: Judge, detector: Detector, seconds: float, revisions: Sequence[Revision], prices: Mapping[str, float]
-) -> Cost:
-    """Sum up what the loop took; tokens, seconds and money are unknown where a reply was in the ledger already.
+def cost_of(judge: Judge, detector: Detector, seconds: float, revisions: Sequence[Revision]) -> Cost:
+    """Sum up what the loop took, by both engines' own sums: what an earlier run paid for a stored reply is in them.
 
-    Raises:
-        UsageError: a price that isn't one of the four.
+    Seconds are unknown where a reply was in the ledger, tokens where a model is no engine or its backend names none.
     """
-    kinds = ("judge_in", "judge_out", "detector_in", "detector_out")
-    if set(prices) - set(kinds):
-        raise UsageError(f"prices holds {sorted(set(prices) - set(kinds))}; known: {', '.join(kinds)}")
-    counts = [judge.engine.calls, detector.calls()]
-    calls = sum(revision.calls for revision in revisions)
-    if any(count.get("from_ledger") for count in counts):
-        return Cost(calls, None, None, None, None)
-    tokens = [count.get(f"{kind}_tokens", 0) for count in counts for kind in ("prompt", "completion")]
-    dollars = sum(n * prices.get(kind, 0.0) for n, kind in zip(tokens, kinds, strict=True)) / 1e6
-    priced = any(prices.values())
-    return Cost(calls, tokens[0] + tokens[2], tokens[1] + tokens[3], seconds, dollars if priced else None)
+    engines = [judge.engine, *([detector.engine] if isinstance(detector, EngineDetector) else [])]
+    costs = [engine.cost for engine in engines]
+    counted = isinstance(detector, EngineDetector | TemplateTeacher)
+    named = counted and all(cost.guessed < cost.replies or not cost.replies for cost in costs)
+    paid = [cost.usd for cost in costs if cost.usd is not None]
+    return Cost(
+        sum(revision.calls for revision in revisions),
+        sum(cost.prompt_tokens for cost in costs) if named else None,
+        sum(cost.completion_tokens for cost in costs) if named else None,
+        None if any(engine.calls["from_ledger"] for engine in engines) else seconds,
+        sum(paid) if paid and named else None,
+    )
 
 
 def usable(

@@ -212,7 +212,7 @@ def unbiased_table(records: Sequence[BiasRecord], revisions: Sequence[Revision])
 
 
 class Cost(NamedTuple):
-    """What the loop took: calls, tokens and seconds of this run; None where replies came from the ledger."""
+    """What the loop took; None where it is unknown."""
 
     calls: int
     prompt_tokens: int | None
@@ -232,6 +232,8 @@ def cost_table(outcomes: Sequence[Outcome], cost: Cost) -> Table:
     return Table(
         name="debias_cost", title="What a repaired verdict costs", rows=tuple(rows),
         columns=("cost", "all", "per repaired verdict", "per verdict repaired less broken"),
-        note=f"{repaired} repaired, {net} less the broken. A dash is unknown: tokens and seconds are counted when "
-        "asked, and some replies were in the ledger, or no price is set (prices).",
+        note=f"{repaired} repaired, {net} less the broken. Tokens and dollars hold what an earlier run paid for the "
+        "same replies; a reply without usage counts as long as it may have been. A dash is unknown: seconds where "
+        "replies were in the ledger, tokens of a model that names none, dollars where no engine has prices "
+        "(judge.engine.price_in, judge.engine.price_out); one without adds none.",
     )  # fmt: skip

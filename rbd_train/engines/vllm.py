@@ -178,12 +178,15 @@ class VllmBackend:
         said = iter(self._ask(flat, parameters))
         replies = []
         for counts in lengths:
-            sums = []
+            sums, fed = [], 0
             for count in counts:
                 one = next(said)
+                fed += len(one.prompt_token_ids)
                 ids, steps = one.prompt_token_ids[-count:], one.prompt_logprobs[-count:]
                 sums.append(sum(step[token].logprob for token, step in zip(ids, steps, strict=True)))
-            replies.append(ChoiceLogprobs(sums=tuple(sums), tokens=tuple(counts)))
+            replies.append(
+                ChoiceLogprobs(sums=tuple(sums), tokens=tuple(counts), prompt_tokens=fed, completion_tokens=0)
+            )
         return replies
 
 

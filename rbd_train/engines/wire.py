@@ -49,7 +49,7 @@ def read_answer(answer: Any, request: Request) -> Reply:
         return Completion(status="server_error", error=f"200 without choices: {str(answer)[:300]}")
     choice = choices[0]
     if request.sampling is None:
-        return _read_logprobs(choice, request)
+        return _read_logprobs(choice, request, answer.usage)
     content = choice.message.content
     extra = choice.message.model_extra or {}
     field = next((name for name in REASONING_FIELDS if extra.get(name)), None)
@@ -99,7 +99,7 @@ def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
     return None
 
 
-def _read_logprobs(choice: Any, request: Request) -> Reply:
+def _read_logprobs(choice: Any, request: Request, usage: Any) -> Reply:
     options = request.choices
     content = choice.logprobs.content if choice.logprobs else None
     if not content or not content[0].top_logprobs:
@@ -114,5 +114,10 @@ def _read_logprobs(choice: Any, request: Request) -> Reply:
     steps = tuple((Step(position=0, logprob=s, bound=m),) for s, m in zip(sums, missing, strict=True))
     readings = Readings(choices=steps, positions=(Position(best=max(exact.values())),), top=exact)
     return ChoiceLogprobs(
-        sums=sums, tokens=(1,) * len(options), bounds=missing, readings=readings if request.temperatures else None
+        sums=sums,
+        tokens=(1,) * len(options),
+        bounds=missing,
+        readings=readings if request.temperatures else None,
+        prompt_tokens=usage.prompt_tokens if usage else None,
+        completion_tokens=usage.completion_tokens if usage else None,
     )
