@@ -118,7 +118,7 @@ def accuracy_table(outcomes: Sequence[Outcome], left_out: Mapping[str, int], jud
         readable = [o for o in part if o.turns[-1].right is not None]
         rows.append(
             (bias, len(part), rate(part, 0, "right"), rate(part, -1, "right"), gain(part), test.p, p,
-             detectable(test.n, test.only_first + test.only_second),
+             detectable(test),
              rate(part, 0, "both"), rate(part, -1, "both"), rate(part, 0, "same"), rate(part, -1, "same"),
              sensitive(part, 0), sensitive(part, -1), len(readable) / len(part),
              share([bool(o.turns[-1].right) for o in readable], readable))

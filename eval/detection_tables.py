@@ -96,7 +96,7 @@ def paired_table(examples: Sequence[Example], said: Verdicts, detector: str) -> 
     adjusted = holm([test.p for *_, test in tests[:-1]])
     rows = tuple(
         (bias, judge, test.n, f1, accuracy, test.only_first, test.only_second, test.p, p, test.mid_p,
-         detectable(test.n, test.only_first + test.only_second))
+         detectable(test))
         for (bias, judge, f1, accuracy, test), p in zip(tests, [*adjusted, None], strict=True)
     )  # fmt: skip
     name = f"{detector[:1].upper()}{detector[1:]}"

@@ -234,7 +234,7 @@ def compare_table(name: str, judged: Sequence[Judged], others: dict[str, list[Ju
         rows.append(
             (f"{who} ({other})", len(both), len(judged) - len(both), error_rate([a for a, _ in both]),
              error_rate([b for _, b in both]), change, test.p, p,
-             detectable(test.n, test.only_first + test.only_second))
+             detectable(test))
         )  # fmt: skip
     return Table(
         name="judging_compare", title=f"{name} against others on the same items", rows=tuple(rows),
