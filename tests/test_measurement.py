@@ -18,7 +18,7 @@ from eval.baselines import same_letter_twice
 from eval.before_after import Row, changes_table
 from eval.debias_tables import Outcome, Turn, gain, macro_rate
 from eval.judge_baselines import calibrated, panel, plan, warning
-from eval.judging import Judged, agreement_table, compare_table
+from eval.judging import Judged, Others, agreement_table, compare_table
 from eval.report import lead
 from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
@@ -216,14 +216,20 @@ def test_a_hardened_set_is_compared_with_its_plain_items(rbd: Callable[..., Any]
         for entry in json.loads(Path("runs/hard/judging/tables.json").read_text())
         if entry["name"] == "judging_compare"
     )
-    assert cell(table, "items of both") == 8 and cell(table, "items of one only") == 0
+    assert cell(table, "items of both") == 8 and cell(table, "only here") == cell(table, "only there") == 0
+    assert "Side of the pairs: here biased, plain plain." in table.note
+    said = rbd("judging", "name=few", "compare=[plain]", "pairs=pairs.jsonl", "judge=planted", "limit=3")
+    assert said.code == 0, said.err
+    (few,) = [Table.model_validate(entry) for entry in json.loads(Path("runs/few/judging/tables.json").read_text())
+              if entry["name"] == "judging_compare"]  # fmt: skip
+    assert [cell(few, column) for column in ("items of both", "only here", "only there")] == [3, 0, 5]
 
 
 def test_a_judge_that_nobody_understands_does_not_agree_with_itself() -> None:
     rows = [Judged(item(name), judged(name, None), judged(name, None, (1, 0))) for name in "abcd"]
     table = agreement_table(rows, [[row.stored for row in rows]])
     assert [cell(table, "the same choice", row).value for row in (0, 1)] == [0.0, 0.0]
-    compared = compare_table("j", rows, {"other": list(rows)})
+    compared = compare_table("j", rows, {"other": Others(list(rows), 0, "")})
     change = cell(compared, "change in accuracy")
     assert change.value == 0.0 and change.low < 0 < change.high, "no change seen is no proof of none"
 
