@@ -63,6 +63,7 @@ class DebiasConfig(BaseConfig):
     position_calls: int = 2  # 2: each order is judged again by itself; 1: both in one call, as published
     limit: int | None = None  # records per bias; null: all
     feedback: str = "reasoning"  # what the judge reads of the detector's reply: reasoning, label, or none (ask again)
+    without_name: bool = False  # the detector isn't told the judge's name
     unbiased: bool = True  # run the loop on D too, where nothing is to be repaired, to know its harm
     rivals: bool = False  # compare with cheap rivals on the same decisions; costs four more calls per flagged one
     baselines: list[str] = field(default_factory=list)  # abstain, warning, plan, calibrated: on the same items
@@ -85,8 +86,8 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     detector = cfg.detector.open(run.ledger)
     try:
         started = time.perf_counter()
-        revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds,
-                         position_calls=cfg.position_calls, feedback=cfg.feedback)  # fmt: skip
+        revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds, feedback=cfg.feedback,
+                         position_calls=cfg.position_calls, without_name=cfg.without_name)  # fmt: skip
         revisions = revise([decision_of(r) for r in records])
         cost = cost_of(judge, detector, time.perf_counter() - started, revisions)
         cued = [r for r in records if r.bias != "position"] if cfg.unbiased else []

@@ -242,6 +242,13 @@ def test_a_detector_without_reasoning_needs_another_feedback(tmp_path: Path, kin
     assert choices(revision) == [0] and "Biased: Yes." in world.judged[0]
 
 
+@pytest.mark.parametrize("without_name", [False, True])
+def test_the_judge_can_go_unnamed_in_every_round(tmp_path: Path, without_name: bool) -> None:
+    world = World(tmp_path, lambda p: "Output (a)" if "You decided: Output (b)" in p else "Output (b)", always(YES))
+    debias(world.decide([item()]), world.judge, world.detector, max_rounds=2, without_name=without_name)
+    assert ["Judge: my judge\n" not in prompt for prompt in world.detected] == [without_name] * 2
+
+
 def test_a_number_of_position_calls_that_is_none(tmp_path: Path) -> None:
     world = World(tmp_path, first_place, always(NO))
     with pytest.raises(UsageError, match="position_calls is 3"):
