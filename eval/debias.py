@@ -20,10 +20,13 @@ from eval.debias_tables import (
     changes_table,
     cost_table,
     gain,
+    macro_gain,
     macro_rate,
     outcome_of,
     parts_of,
     rate,
+    readable,
+    readable_table,
     rounds_table,
     sensitive,
     share,
@@ -101,7 +104,8 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     run.facts |= {"detector calls": detector.calls(), "judge calls": judge.engine.calls, "judge": judge.name}
     run.facts["planted"] = getattr(judge, "planted", {})
     outcomes = [outcome_of(record, revision) for record, revision in zip(records, revisions, strict=True)]
-    for table in (accuracy_table(outcomes, left_out, judge), changes_table(outcomes), rounds_table(outcomes)):
+    told = accuracy_table(outcomes, left_out, judge), readable_table(outcomes), changes_table(outcomes)
+    for table in (*told, rounds_table(outcomes)):
         run.table(table)
     run.table(cost_table(outcomes, cost))
     if cued:
@@ -254,6 +258,12 @@ def summarise(
     for name, turn in (("before", 0), ("after", -1)):
         for what, title in (("right", "accuracy"), ("both", "consistency"), ("same", "sameness")):
             run.figure(f"debias.{title}_{name}", macro_rate(outcomes, turn, what))
+            known = readable(outcomes, (turn, what))
+            every = {o.bias for o in known} == {o.bias for o in outcomes}
+            unknown = Rate(
+                value=None, n=len(known)
+            )  # a bias of which nothing can be read has no rate, nor has the mean
+            run.figure(f"debias.{title}_{name}_readable", macro_rate(known, turn, what) if every else unknown)
             for bias, part in parts.items():
                 key = f"debias.{title}_{name}" + ("_pooled" if bias == "all" else f".{bias}")
                 run.figure(key, rate(part, turn, what))
@@ -265,10 +275,17 @@ def summarise(
     run.figure("debias.repaired", share([bool(o.turns[-1].right) for o in wrong], wrong))
     run.figure("debias.broken", share([not o.turns[-1].right for o in right], right))
     run.figure("debias.gain", gain(outcomes))
+    run.figure("debias.gain_mean", macro_gain(outcomes))
+    both = readable(outcomes, (0, "right"), (-1, "right"))
+    for name, was in (("repaired", False), ("broken", True)):
+        part = [o for o in both if o.turns[0].right is was]
+        run.figure(f"debias.{name}_readable", share([o.turns[-1].right is not was for o in part], part))
     run.figure("debias.calls", Rate(value=float(sum(o.calls for o in outcomes)), n=len(outcomes)))
     if cued:
         table = unbiased_table(cued, unbiased)
-        (harm,) = (row[table.columns.index("share broken")] for row in table.rows if row[0] == "all")
-        if isinstance(harm, Rate):
-            run.figure("debias.harm", harm)
+        (row,) = (row for row in table.rows if row[0] == "all")
+        for name, column in (("harm", "share broken"), ("harm_readable", "share broken, readable")):
+            harm = row[table.columns.index(column)]
+            if isinstance(harm, Rate):
+                run.figure(f"debias.{name}", harm)
     return run.summary["debias.accuracy_after"].value
