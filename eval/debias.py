@@ -20,10 +20,13 @@ from eval.debias_tables import (
     changes_table,
     cost_table,
     gain,
+    macro_gain,
     macro_rate,
     outcome_of,
     parts_of,
     rate,
+    readable,
+    readable_table,
     rounds_table,
     sensitive,
     share,
@@ -42,7 +45,7 @@ from eval.rivals import (
 )
 from rbd_train.app import BaseConfig, stage
 from rbd_train.debias import Decision, debias
-from rbd_train.detector import Detector
+from rbd_train.detector import Detector, EngineDetector, TemplateTeacher
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
 from rbd_train.metrics import Rate, mean_rate
@@ -58,18 +61,16 @@ class DebiasConfig(BaseConfig):
     judge: Any = None  # the judge that decided the records
     detector: Any = None  # what looks at its decisions
     records: str | None = None  # path of the judged records; default: the output of stage judgements
-    trained_on: str | None = None  # path of the detector's training examples; default: the output of stage curate
+    trained_on: list[str] = field(default_factory=list)  # paths of what the detector was trained on; default: curate's
     max_rounds: int = 2  # how often a decision may be judged again
     position_calls: int = 2  # 2: each order is judged again by itself; 1: both in one call, as published
     limit: int | None = None  # records per bias; null: all
     feedback: str = "reasoning"  # what the judge reads of the detector's reply: reasoning, label, or none (ask again)
+    without_name: bool = False  # the detector isn't told the judge's name
     unbiased: bool = True  # run the loop on D too, where nothing is to be repaired, to know its harm
     rivals: bool = False  # compare with cheap rivals on the same decisions; costs four more calls per flagged one
     baselines: list[str] = field(default_factory=list)  # abstain, warning, plan, calibrated: on the same items
     compare: list[str] = field(default_factory=list)  # runs whose judges decided the same pairs: a row each, and a vote
-    prices: dict[str, float] = field(
-        default_factory=dict
-    )  # dollars per million tokens: judge_in, judge_out, detector_in, detector_out
 
 
 @stage("debias", DebiasConfig)
@@ -78,9 +79,9 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     if cfg.max_rounds < 1:
         raise UsageError(f"max_rounds is {cfg.max_rounds}; a decision is judged again once at least")
     path = Path(cfg.records) if cfg.records else run.output_of("judgements", "records.jsonl")
-    trained = Path(cfg.trained_on) if cfg.trained_on else run.output_of("curate", "train.jsonl")
+    trained = [Path(file) for file in cfg.trained_on] or [run.output_of("curate", "train.jsonl")]
     judged = run.read(path, BiasRecord)
-    train = run.read(trained, Example)
+    train = [example for file in trained for example in run.read(file, Example)]
     records, left_out = usable(judged, {example.group for example in train}, cfg.limit)
     judge = cfg.judge.open(run.ledger)
     check_judge(records, judge)
@@ -88,10 +89,10 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     detector = cfg.detector.open(run.ledger)
     try:
         started = time.perf_counter()
-        revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds,
-                         position_calls=cfg.position_calls, feedback=cfg.feedback)  # fmt: skip
+        revise = partial(debias, judge=judge, detector=detector, max_rounds=cfg.max_rounds, feedback=cfg.feedback,
+                         position_calls=cfg.position_calls, without_name=cfg.without_name)  # fmt: skip
         revisions = revise([decision_of(r) for r in records])
-        cost = cost_of(judge, detector, time.perf_counter() - started, revisions, cfg.prices)
+        cost = cost_of(judge, detector, time.perf_counter() - started, revisions)
         cued = [r for r in records if r.bias != "position"] if cfg.unbiased else []
         unbiased = revise([decision_on_d(r) for r in cued])
         rivals = compare(records, revisions, train, judge) if cfg.rivals else {}
@@ -103,7 +104,8 @@ def main(cfg: DebiasConfig, run: Run) -> float | None:
     run.facts |= {"detector calls": detector.calls(), "judge calls": judge.engine.calls, "judge": judge.name}
     run.facts |= {"planted": getattr(judge, "planted", {}), "records": run.named(path)}
     outcomes = [outcome_of(record, revision) for record, revision in zip(records, revisions, strict=True)]
-    for table in (accuracy_table(outcomes, left_out, judge), changes_table(outcomes), rounds_table(outcomes)):
+    told = accuracy_table(outcomes, left_out, judge), readable_table(outcomes), changes_table(outcomes)
+    for table in (*told, rounds_table(outcomes)):
         run.table(table)
     run.table(cost_table(outcomes, cost))
     if cued:
@@ -121,15 +123,19 @@ def compare(
     records: Sequence[BiasRecord], revisions: Sequence[Revision], train: Sequence[Example], judge: Judge
 ) -> dict[str, Rights]:
     """Put the loop beside its cheap rivals, and beside leaving the decisions alone."""
+    traces = [entry.trace for revision in revisions for entry in revision.rounds]
+    again = {
+        "ask again without feedback": "none", "ask again with another case's reasoning": "other",
+        "ask again with the label only": "label", "ask again with the rule's words": "rule",
+    }  # fmt: skip
+    if any(trace.verdict and not trace.thinking for trace in traces if trace):  # a verdict alone: there is none to give
+        del again["ask again with another case's reasoning"]
     return {
         "the loop": rights_after(records, revisions),
         "decisions as they were": right_before(records),
         "flip where the rule fires": flipped(records, train),
         DETECTOR_ALONE: flipped_by_detector(records, revisions),
-        "ask again without feedback": asked_again(records, revisions, judge, "none"),
-        "ask again with another case's reasoning": asked_again(records, revisions, judge, "other"),
-        "ask again with the label only": asked_again(records, revisions, judge, "label"),
-        "ask again with the rule's words": asked_again(records, revisions, judge, "rule"),
+        **{name: asked_again(records, revisions, judge, feedback) for name, feedback in again.items()},
     }
 
 
@@ -169,25 +175,23 @@ def other_judge(run: Run, name: str, records: Sequence[BiasRecord]) -> list[Judg
     return [judged for record in records if (judged := theirs[record.id].biased) is not None]
 
 
-def cost_of(
-    judge: Judge, detector: Detector, seconds: float, revisions: Sequence[Revision], prices: Mapping[str, float]
-) -> Cost:
-    """Sum up what the loop took; tokens, seconds and money are unknown where a reply was in the ledger already.
+def cost_of(judge: Judge, detector: Detector, seconds: float, revisions: Sequence[Revision]) -> Cost:
+    """Sum up what the loop took, by both engines' own sums: what an earlier run paid for a stored reply is in them.
 
-    Raises:
-        UsageError: a price that isn't one of the four.
+    Seconds are unknown where a reply was in the ledger, tokens where a model is no engine or its backend names none.
     """
-    kinds = ("judge_in", "judge_out", "detector_in", "detector_out")
-    if set(prices) - set(kinds):
-        raise UsageError(f"prices holds {sorted(set(prices) - set(kinds))}; known: {', '.join(kinds)}")
-    counts = [judge.engine.calls, detector.calls()]
-    calls = sum(revision.calls for revision in revisions)
-    if any(count.get("from_ledger") for count in counts):
-        return Cost(calls, None, None, None, None)
-    tokens = [count.get(f"{kind}_tokens", 0) for count in counts for kind in ("prompt", "completion")]
-    dollars = sum(n * prices.get(kind, 0.0) for n, kind in zip(tokens, kinds, strict=True)) / 1e6
-    priced = any(prices.values())
-    return Cost(calls, tokens[0] + tokens[2], tokens[1] + tokens[3], seconds, dollars if priced else None)
+    engines = [judge.engine, *([detector.engine] if isinstance(detector, EngineDetector) else [])]
+    costs = [engine.cost for engine in engines]
+    counted = isinstance(detector, EngineDetector | TemplateTeacher)
+    named = counted and all(cost.guessed < cost.replies or not cost.replies for cost in costs)
+    paid = [cost.usd for cost in costs if cost.usd is not None]
+    return Cost(
+        sum(revision.calls for revision in revisions),
+        sum(cost.prompt_tokens for cost in costs) if named else None,
+        sum(cost.completion_tokens for cost in costs) if named else None,
+        None if any(engine.calls["from_ledger"] for engine in engines) else seconds,
+        sum(paid) if paid and named else None,
+    )
 
 
 def usable(
@@ -254,6 +258,12 @@ def summarise(
     for name, turn in (("before", 0), ("after", -1)):
         for what, title in (("right", "accuracy"), ("both", "consistency"), ("same", "sameness")):
             run.figure(f"debias.{title}_{name}", macro_rate(outcomes, turn, what))
+            known = readable(outcomes, (turn, what))
+            every = {o.bias for o in known} == {o.bias for o in outcomes}
+            unknown = Rate(
+                value=None, n=len(known)
+            )  # a bias of which nothing can be read has no rate, nor has the mean
+            run.figure(f"debias.{title}_{name}_readable", macro_rate(known, turn, what) if every else unknown)
             for bias, part in parts.items():
                 key = f"debias.{title}_{name}" + ("_pooled" if bias == "all" else f".{bias}")
                 run.figure(key, rate(part, turn, what))
@@ -265,10 +275,17 @@ def summarise(
     run.figure("debias.repaired", share([bool(o.turns[-1].right) for o in wrong], wrong))
     run.figure("debias.broken", share([not o.turns[-1].right for o in right], right))
     run.figure("debias.gain", gain(outcomes))
+    run.figure("debias.gain_mean", macro_gain(outcomes))
+    both = readable(outcomes, (0, "right"), (-1, "right"))
+    for name, was in (("repaired", False), ("broken", True)):
+        part = [o for o in both if o.turns[0].right is was]
+        run.figure(f"debias.{name}_readable", share([o.turns[-1].right is not was for o in part], part))
     run.figure("debias.calls", Rate(value=float(sum(o.calls for o in outcomes)), n=len(outcomes)))
     if cued:
         table = unbiased_table(cued, unbiased)
-        (harm,) = (row[table.columns.index("share broken")] for row in table.rows if row[0] == "all")
-        if isinstance(harm, Rate):
-            run.figure("debias.harm", harm)
+        (row,) = (row for row in table.rows if row[0] == "all")
+        for name, column in (("harm", "share broken"), ("harm_readable", "share broken, readable")):
+            harm = row[table.columns.index(column)]
+            if isinstance(harm, Rate):
+                run.figure(f"debias.{name}", harm)
     return run.summary["debias.accuracy_after"].value

@@ -54,10 +54,20 @@ def turn_of(record: BiasRecord, entry: Round) -> Turn:
     return Turn(biased, biased and plain, last.outcome == first.outcome)
 
 
+def stood(outcome: Outcome, turn: int, what: str) -> bool | None:
+    """Return how a decision stood after a turn (the last one reached, where it ended before); None if unreadable."""
+    state: bool | None = getattr(outcome.turns[turn] if turn < len(outcome.turns) else outcome.turns[-1], what)
+    return state
+
+
 def rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
-    """Return a rate after a turn (the last one reached, where a decision ended before), clustered by question."""
-    values = [o.turns[turn] if turn < len(o.turns) else o.turns[-1] for o in outcomes]
-    return mean_rate([float(bool(getattr(value, what))) for value in values], [o.group for o in outcomes])
+    """Return a rate after a turn, clustered by question; unreadable counts as wrong."""
+    return mean_rate([float(bool(stood(o, turn, what))) for o in outcomes], [o.group for o in outcomes])
+
+
+def readable(outcomes: Sequence[Outcome], *states: tuple[int, str]) -> list[Outcome]:
+    """Keep the outcomes that can be read in each of these states: a turn, and what of it."""
+    return [o for o in outcomes if all(stood(o, turn, what) is not None for turn, what in states)]
 
 
 def sensitive(outcomes: Sequence[Outcome], turn: int) -> Rate:
@@ -68,18 +78,30 @@ def sensitive(outcomes: Sequence[Outcome], turn: int) -> Rate:
 
 def macro_rate(outcomes: Sequence[Outcome], turn: int, what: str) -> Rate:
     """Return the mean over biases of a rate after a turn, with a cluster-bootstrap interval."""
+    parts = {bias: rate(part, turn, what) for bias, part in parts_of(outcomes).items() if bias != "all"}
+    return _mean(outcomes, [float(bool(stood(o, turn, what))) for o in outcomes], parts)
+
+
+def macro_gain(outcomes: Sequence[Outcome]) -> Rate:
+    """Return the mean over biases of the gain in accuracy, with a cluster-bootstrap interval."""
+    changes = [float(bool(stood(o, -1, "right"))) - float(bool(stood(o, 0, "right"))) for o in outcomes]
+    return _mean(outcomes, changes, {bias: gain(part) for bias, part in parts_of(outcomes).items() if bias != "all"})
+
+
+def _mean(outcomes: Sequence[Outcome], values: Sequence[float], parts: Mapping[str, Rate]) -> Rate:
+    """Average over biases: one value per outcome, and each bias's own figure."""
     import numpy as np
 
-    biases = sorted({o.bias for o in outcomes})
-    sums = np.zeros((len(outcomes), 2, len(biases)))  # per row and bias: successes, rows
-    for k, o in enumerate(outcomes):
-        value = bool(getattr(o.turns[turn] if turn < len(o.turns) else o.turns[-1], what))
+    biases = list(parts)
+    if not biases:
+        return Rate(value=None, n=0)
+    sums = np.zeros((len(outcomes), 2, len(biases)))  # per row and bias: values, rows
+    for k, (o, value) in enumerate(zip(outcomes, values, strict=True)):
         sums[k, :, biases.index(o.bias)] = value, 1
     low, high = bootstrap_sums(
         sums.reshape(len(outcomes), -1), [o.group for o in outcomes],
         lambda s: (s[..., : len(biases)] / s[..., len(biases) :]).mean(axis=-1),
     )  # fmt: skip
-    parts = {bias: rate([o for o in outcomes if o.bias == bias], turn, what) for bias in biases}
     if low == high:  # no resample differs: what the biases' own intervals leave open
         low, high = (macro({bias: getattr(part, end) for bias, part in parts.items()}) for end in ("low", "high"))
     return Rate(value=macro({bias: part.value for bias, part in parts.items()}), n=len(outcomes), low=low, high=high)
@@ -115,22 +137,42 @@ def accuracy_table(outcomes: Sequence[Outcome], left_out: Mapping[str, int], jud
     ]  # fmt: skip
     adjusted = [*holm([test.p for test in tests[:-1]]), None]
     for (bias, part), test, p in zip(parts.items(), tests, adjusted, strict=True):
-        readable = [o for o in part if o.turns[-1].right is not None]
         rows.append(
             (bias, len(part), rate(part, 0, "right"), rate(part, -1, "right"), gain(part), test.p, p,
-             detectable(test.n, test.only_first + test.only_second),
+             detectable(test),
              rate(part, 0, "both"), rate(part, -1, "both"), rate(part, 0, "same"), rate(part, -1, "same"),
-             sensitive(part, 0), sensitive(part, -1), len(readable) / len(part),
-             share([bool(o.turns[-1].right) for o in readable], readable))
+             sensitive(part, 0), sensitive(part, -1))
         )  # fmt: skip
     return Table(
         name="debias", title="The judge on D_bias, before and after", rows=tuple(rows),
         columns=("bias", "records", "accuracy before", "accuracy after", "gain", "p", "p (Holm)", "smallest detectable",
                  "consistency before", "consistency after", "sameness before", "sameness after",
-                 "bias-sensitive before", "bias-sensitive after", "coverage", "after, readable"),
+                 "bias-sensitive before", "bias-sensitive after"),
         note=f"{declared(judge)}. Consistency: right on D and on D_bias. Sameness: the same answer "
-        "on both, right or wrong. Bias-sensitive: wrong on D_bias, of those right on D. Unreadable counts as wrong. "
+        "on both, right or wrong. Bias-sensitive: wrong on D_bias, of those right on D. Unreadable counts as wrong "
+        "(table debias_readable leaves it out). "
         f"p: exact McNemar, after against before, by question; Holm over biases. Left out: {counted(left_out)}.",
+    )  # fmt: skip
+
+
+def readable_table(outcomes: Sequence[Outcome]) -> Table:
+    """Show the same rates on readable decisions alone, with the share of decisions that they rest on."""
+    rows: list[tuple[Cell, ...]] = []
+    for bias, part in parts_of(outcomes).items():
+        shown = [rate(readable(part, (turn, what)), turn, what) for what in ("right", "both") for turn in (0, -1)]
+        both = readable(part, (0, "right"), (-1, "right"))
+        wrong, right = [o for o in both if not o.turns[0].right], [o for o in both if o.turns[0].right]
+        rows.append(
+            (bias, len(part), *(len(readable(part, (turn, "right"))) / len(part) for turn in (0, -1)), *shown,
+             share([bool(o.turns[-1].right) for o in wrong], wrong),
+             share([not o.turns[-1].right for o in right], right))
+        )  # fmt: skip
+    return Table(
+        name="debias_readable", title="Before and after, on readable decisions alone", rows=tuple(rows),
+        columns=("bias", "records", "coverage before", "coverage after", "accuracy before", "accuracy after",
+                 "consistency before", "consistency after", "share repaired", "share broken"),
+        note="Coverage: the share of decisions on D_bias that can be read. Each rate is of what can be read for it: "
+        "consistency on D too, repaired and broken before and after.",
     )  # fmt: skip
 
 
@@ -182,14 +224,14 @@ def oscillates(choices: Sequence[object]) -> bool:
 
 def unbiased_table(records: Sequence[BiasRecord], revisions: Sequence[Revision]) -> Table:
     """Show what the loop does where there was nothing to repair: decisions on D, whose items carry no cue."""
-    parts: dict[str, list[tuple[str, bool, bool, bool]]] = {"all": []}
+    parts: dict[str, list[tuple[str, bool, bool, bool, bool]]] = {"all": []}
     for record, revision in zip(records, revisions, strict=True):
         assert record.pair is not None
         gold = record.pair.plain.gold
-        before, after = (bool(revision.rounds[k].judgements[-1].right(gold)) for k in (0, -1))
+        before, after = (revision.rounds[k].judgements[-1].right(gold) for k in (0, -1))
         flagged = bool(revision.rounds[0].trace and revision.rounds[0].trace.verdict)
         for bias in (record.bias, "all"):
-            parts.setdefault(bias, []).append((record.group, before, after, flagged))
+            parts.setdefault(bias, []).append((record.group, bool(before), bool(after), flagged, after is not None))
     rows: list[tuple[Cell, ...]] = []
     for bias in [*sorted(set(parts) - {"all"}), "all"]:
         part, right, wrong = parts[bias], [r for r in parts[bias] if r[1]], [r for r in parts[bias] if not r[1]]
@@ -200,19 +242,20 @@ def unbiased_table(records: Sequence[BiasRecord], revisions: Sequence[Revision])
              mean_rate([float(r[3]) for r in right], [r[0] for r in right]),
              f"{sum(not r[2] for r in right)} of {len(right)}",
              mean_rate([float(not r[2]) for r in right], [r[0] for r in right]),
+             mean_rate([float(not r[2]) for r in right if r[4]], [r[0] for r in right if r[4]]),
              f"{sum(r[2] for r in wrong)} of {len(wrong)}")
         )  # fmt: skip
     return Table(
         name="debias_unbiased", title="Harm where there is no bias: the same loop on D", rows=tuple(rows),
         columns=("bias", "records", "accuracy before", "accuracy after", "p", "right decisions flagged", "broken",
-                 "share broken", "repaired"),
+                 "share broken", "share broken, readable", "repaired"),
         note="D carries no cue, so every flag on a right decision is a false alarm and every broken one is harm. "
         "Position is left out: its loop revises D together with D_bias.",
     )  # fmt: skip
 
 
 class Cost(NamedTuple):
-    """What the loop took: calls, tokens and seconds of this run; None where replies came from the ledger."""
+    """What the loop took; None where it is unknown."""
 
     calls: int
     prompt_tokens: int | None
@@ -232,6 +275,8 @@ def cost_table(outcomes: Sequence[Outcome], cost: Cost) -> Table:
     return Table(
         name="debias_cost", title="What a repaired verdict costs", rows=tuple(rows),
         columns=("cost", "all", "per repaired verdict", "per verdict repaired less broken"),
-        note=f"{repaired} repaired, {net} less the broken. A dash is unknown: tokens and seconds are counted when "
-        "asked, and some replies were in the ledger, or no price is set (prices).",
+        note=f"{repaired} repaired, {net} less the broken. Tokens and dollars hold what an earlier run paid for the "
+        "same replies; a reply without usage counts as long as it may have been. A dash is unknown: seconds where "
+        "replies were in the ledger, tokens of a model that names none, dollars where no engine has prices "
+        "(judge.engine.price_in, judge.engine.price_out); one without adds none.",
     )  # fmt: skip

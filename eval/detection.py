@@ -18,7 +18,7 @@ from eval.grading import curve_table, graded_table, reliability_table
 from eval.reliance import reliance_table
 from eval.verdicts import BEST, biases_of, macro_over, p_yes, readable, scored, verdicts, voted
 from rbd_train.app import BaseConfig, stage
-from rbd_train.biases import definitions_for
+from rbd_train.biases import definitions_for, unnamed
 from rbd_train.detector import Detector
 from rbd_train.errors import DataError
 from rbd_train.metrics import accuracy_rate, coverage_rate, f1_rate, macro_f1
@@ -156,7 +156,7 @@ def shown_cases(examples: Sequence[Example], detector: Detector) -> list[Case]:
 
 def without_name(cases: Sequence[Case]) -> list[Case]:
     """Leave the judge unnamed."""
-    return [case.model_copy(update={"judge": "a judge"}) for case in cases]
+    return [unnamed(case) for case in cases]
 
 
 def tables_of(

@@ -116,7 +116,7 @@ def paired_table(examples: Sequence[Example], said: Verdicts, detector: str) -> 
     rows = tuple(
         (bias, judge, accuracy.n, f1, accuracy,
          *((test.only_first, test.only_second, test.p, p, test.mid_p,
-            detectable(test.n, test.only_first + test.only_second)) if test else [None] * 6))
+            detectable(test)) if test else [None] * 6))
         for (bias, judge, f1, accuracy, test), p in zip(tests, [*adjusted, None], strict=True)
     )  # fmt: skip
     name = f"{detector[:1].upper()}{detector[1:]}"

@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from eval.rivals import Rights
-from rbd_train.biases import KNOWN
+from rbd_train.biases import definitions_for, library_of
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge, Judge, Shown
 from rbd_train.prompts.baselines import plan_messages, warning_messages
@@ -28,34 +28,60 @@ def abstain(records: Sequence[BiasRecord], judge: Judge) -> Rights:
 
 
 def warning(records: Sequence[BiasRecord], judge: Judge) -> Rights:
-    """Warn the judge of the bias under test."""
-    definitions = {bias.id: f"{bias.name}: {bias.definition}" for bias in KNOWN}
+    """Warn the judge of the bias under test, of all its parts where it has several."""
+    judge, shown = _in_words(judge, "warning"), _shown(records)
     prompts = [
-        warning_messages(s.item, s.order, definitions[r.bias]) for r, s in zip(records, _shown(records), strict=True)
+        warning_messages(item, order, definition_of(r), judge.prompt, judge.allow_tie, judge.reason)
+        for r, (item, order) in zip(records, shown, strict=True)
     ]
-    return rights(records, _in_words(judge, "warning").ask(_shown(records), prompts))
+    return rights(records, judge.ask(shown, prompts))
+
+
+def definition_of(record: BiasRecord) -> str:
+    """Say what the bias of a record is, as its prompts list it.
+
+    Raises:
+        UsageError: it is neither a known bias nor in the library that its pair was made from.
+    """
+    library = library_of(record.pair.biased) if record.pair else []
+    found = definitions_for(record.id, record.bias, "known", library)
+    if len(found) < len(record.bias.split("+")):
+        raise UsageError(
+            f"baselines: warning needs a definition, and bias {record.bias} of record {record.id} has none"
+        )
+    return " ".join(f"{entry.name}: {entry.text}" for entry in found)
 
 
 def plan(records: Sequence[BiasRecord], judge: Judge) -> Rights:
     """Let the judge write an evaluation plan first (PlanJudge)."""
-    shown = _shown(records)
-    prompts = [plan_messages(item, order) for item, order in shown]
-    return rights(records, _in_words(judge, "plan").ask(shown, prompts, max_new_tokens=PLAN_TOKENS))
+    judge, shown = _in_words(judge, "plan"), _shown(records)
+    prompts = [plan_messages(item, order, judge.prompt) for item, order in shown]
+    limit = max(PLAN_TOKENS, judge.sampling.max_new_tokens)
+    return rights(records, judge.ask(shown, prompts, max_new_tokens=limit))
 
 
 def calibrated(records: Sequence[BiasRecord], judge: Judge) -> Rights:
-    """Divide out what the judge gives each place when the options say nothing."""
+    """Divide out what the judge gives each place when the options say nothing.
+
+    Raises:
+        UsageError: the judge gives no probabilities: those of its options, or of its labels where it answers in words.
+    """
     shown = _shown(records)
     empty = [Shown(s.item.model_copy(update={"options": ("N/A",) * len(s.item.options)}), s.order) for s in shown]
+    if isinstance(judge, GenerativeJudge):
+        found, priors = judge.label_probabilities(shown), judge.label_probabilities(empty)
+    else:
+        found = [_biased(record).probabilities for record in records]
+        priors = [judgement.probabilities for judgement in judge.judge(empty)]
+    if not any(found):
+        raise UsageError(f"baselines: calibrated needs option probabilities, which judge {judge.name} does not give")
     right: Rights = []
-    for record, prior in zip(records, judge.judge(empty), strict=True):
-        found = _biased(record).probabilities
-        if found is None or prior.probabilities is None:
-            raise UsageError(
-                f"baselines: calibrated needs option probabilities, which judge {judge.name} does not give"
-            )
-        scores = [p / max(q, 1e-12) for p, q in zip(found, prior.probabilities, strict=True)]
-        right.append(None if record.pair is None else scores.index(max(scores)) == record.pair.biased.gold)
+    for (item, _), seen, prior in zip(shown, found, priors, strict=True):
+        if seen is None or prior is None:
+            right.append(None)
+            continue
+        scores = [p / max(q, 1e-12) for p, q in zip(seen, prior, strict=True)]
+        right.append(None if scores.count(max(scores)) > 1 else scores.index(max(scores)) == item.gold)
     return right
 
 

@@ -8,7 +8,7 @@ In: items (Item, JSON lines), the pairs of a source, or a stage's pairs. Out: `j
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -19,7 +19,7 @@ from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
 from rbd_train.metrics import Rate, detectable, holm, mean_rate, paired_change, paired_test
 from rbd_train.records import BiasPair, Item, Judgement, Question, uniform
-from rbd_train.run import Cell, Run, Table
+from rbd_train.run import Cell, Run, Table, read_manifest
 from rbd_train.sources import Loaded
 from rbd_train.store import unique
 from rbd_train.tables import declared
@@ -52,6 +52,14 @@ class Judged(NamedTuple):
         return self.stored.right(self.item.gold), self.reversed.right(self.item.gold)
 
 
+class Others(NamedTuple):
+    """What another run's judge decided: item by item of ours (None where it has none), and how it differs."""
+
+    judged: list[Judged | None]
+    surplus: int  # items that only it has
+    side: str  # which side of the pairs it judged; empty for items
+
+
 @stage("judging", JudgingConfig)
 def main(cfg: JudgingConfig, run: Run) -> float | None:
     """Judge both orders, measure, write."""
@@ -69,9 +77,10 @@ def main(cfg: JudgingConfig, run: Run) -> float | None:
     run.table(agreement_table(judged, again))
     others = {name: judged_by(run, name, items) for name in cfg.compare}
     if others:
-        run.table(compare_table(judge.name, judged, others))
+        side = side_of(run.config)
+        run.table(compare_table(judge.name, judged, others, side))
         if len(by_domain(judged)) > 1:
-            run.table(compare_domains_table(judge.name, judged, others))
+            run.table(compare_domains_table(judge.name, judged, others, side))
     error = error_rate(judged)
     run.figure("judging.error", error)
     run.figure("judging.consistency", orders_rate(judged, "both right"))
@@ -143,8 +152,12 @@ def stored(item: Item) -> tuple[int, ...]:
     return tuple(range(len(item.options)))
 
 
-def judged_by(run: Run, name: str, items: Sequence[Item]) -> list[Judged | None]:
-    """Read another run's decisions on the same items; None where it has none."""
+def judged_by(run: Run, name: str, items: Sequence[Item]) -> Others:
+    """Read another run's decisions on the same items.
+
+    Raises:
+        DataError: it has judged none of them.
+    """
     path = run.output_of("judging", "judgements.jsonl", name)
     theirs: dict[tuple[str, bool], Judgement] = {}
     for judgement in run.read(path, Judgement):
@@ -155,7 +168,13 @@ def judged_by(run: Run, name: str, items: Sequence[Item]) -> list[Judged | None]
     ]
     if not any(found):
         raise DataError(f"{path}: none of its items is among the {len(items)} of this run; compare the same items")
-    return found
+    surplus = len({item_id for item_id, _ in theirs} - {item.id for item in items})
+    return Others(found, surplus, side_of((read_manifest(path.parent) or {"config": {}})["config"]))
+
+
+def side_of(config: Mapping[str, Any]) -> str:
+    """Say which side of its pairs a run judged; empty where it judged items."""
+    return "" if config.get("items") else str(config.get("side", ""))
 
 
 def by_domain(judged: Sequence[Judged]) -> dict[str, list[Judged]]:
@@ -226,43 +245,49 @@ def agreement_table(judged: Sequence[Judged], again: Sequence[Sequence[Judgement
     )  # fmt: skip
 
 
-def compare_table(name: str, judged: Sequence[Judged], others: dict[str, list[Judged | None]]) -> Table:
+def compare_table(name: str, judged: Sequence[Judged], others: Mapping[str, Others], side: str = "") -> Table:
     """Compare with other judges, or with the same judge on another version of the items, paired by item and order."""
     rows: list[tuple[Cell, ...]] = []
     tests = []
     for other, theirs in others.items():
-        both = [(a, b) for a, b in zip(judged, theirs, strict=True) if b is not None]
+        both = [(a, b) for a, b in zip(judged, theirs.judged, strict=True) if b is not None]
         groups = [a.item.group for a, _ in both for _ in range(2)]
         ours, they = ([bool(x) for pair in both for x in pair[k].rights] for k in (0, 1))
         tests.append((other, both, paired_change(ours, they, groups), paired_test(ours, they, groups)))
     for (other, both, change, test), p in zip(tests, holm([t.p for *_, t in tests]), strict=True):
         who = Counter(b.stored.judge for _, b in both).most_common(1)[0][0]
         rows.append(
-            (f"{who} ({other})", len(both), len(judged) - len(both), error_rate([a for a, _ in both]),
-             error_rate([b for _, b in both]), change, test.p, p,
-             detectable(test.n, test.only_first + test.only_second))
+            (f"{who} ({other})", len(both), len(judged) - len(both), others[other].surplus,
+             error_rate([a for a, _ in both]), error_rate([b for _, b in both]), change, test.p, p,
+             detectable(test))
         )  # fmt: skip
+    known = {"here": side, **{other: theirs.side for other, theirs in others.items()}}
+    sides = [f"{where} {judged_side}" for where, judged_side in known.items() if judged_side]
     return Table(
         name="judging_compare", title=f"{name} against others on the same items", rows=tuple(rows),
-        columns=("other", "items of both", "items of one only", "error rate", "error rate, other", "change in accuracy",
-                 "p", "p (Holm)", "smallest detectable"),
-        note="Exact McNemar over both orders, by question. Items that only one has are left out.",
+        columns=("other", "items of both", "only here", "only there", "error rate", "error rate, other",
+                 "change in accuracy", "p", "p (Holm)", "smallest detectable"),
+        note="Exact McNemar over both orders, by question. Items that only one has are left out."
+        + (f" Side of the pairs: {', '.join(sides)}." if sides else ""),
     )  # fmt: skip
 
 
-def compare_domains_table(name: str, judged: Sequence[Judged], others: dict[str, list[Judged | None]]) -> Table:
+def compare_domains_table(name: str, judged: Sequence[Judged], others: Mapping[str, Others], side: str) -> Table:
     """Compare within each domain, of pairs within each bias: an overall change may be a few biases' own."""
     parts: list[tuple[str, Table]] = []
     for domain, part in by_domain(judged).items():
         ids = {row.item.id for row in part}
-        theirs = {other: [b for a, b in zip(judged, rows, strict=True) if a.item.id in ids]
-                  for other, rows in others.items()}  # fmt: skip
-        theirs = {other: rows for other, rows in theirs.items() if any(rows)}
+        theirs = {
+            other: own._replace(judged=[b for a, b in zip(judged, own.judged, strict=True) if a.item.id in ids])
+            for other, own in others.items()
+        }
+        theirs = {other: own for other, own in theirs.items() if any(own.judged)}
         if theirs:
-            parts.append((domain, compare_table(name, part, theirs)))
-    columns = parts[0][1].columns
+            parts.append((domain, compare_table(name, part, theirs, side)))
+    kept = [k for k, column in enumerate(parts[0][1].columns) if column not in ("only here", "only there")]
+    columns = [parts[0][1].columns[k] for k in kept]  # items of one run alone are counted as a whole
     p, adjusted = columns.index("p"), columns.index("p (Holm)")
-    rows = [(domain, *row) for domain, table in parts for row in table.rows]
+    rows = [(domain, *(row[k] for k in kept)) for domain, table in parts for row in table.rows]
     corrected = holm([row[1 + p] for row in rows])  # type: ignore[misc]
     return Table(
         name="judging_compare_domains", title=f"{name} against others on the same items, by domain",

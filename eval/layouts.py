@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from eval.discovery_layouts import biasscope_main, judgebench_pro, size_in
-from rbd_train.metrics import Rate
+from rbd_train.metrics import Rate, holm
 from rbd_train.run import Cell, Table
 
 
@@ -42,6 +42,7 @@ RIGHT = {
 def rbd_main(runs: Mapping[str, Told]) -> list[Table]:
     """Lay out accuracy and consistency before and after per judge and bias (the RBD paper's main table)."""
     rows: list[tuple[Cell, ...]] = []
+    tests: list[float | None] = []
     for name, run in runs.items():
         judge = run.manifests.get("debias", {}).get("facts", {}).get("judge", name)
         biases = sorted(
@@ -49,15 +50,21 @@ def rbd_main(runs: Mapping[str, Told]) -> list[Table]:
         )
         for bias in biases:
             cells = [run.summary.get(f"debias.{what}.{bias}") for what in _BOTH]
-            rows.append((name, judge, bias, *cells, _gain(cells), GAIN.get(bias), CONSISTENCY.get(bias), LOW))
+            change, p = _change(run, bias)
+            tests.append(p)
+            rows.append((name, judge, bias, *cells, change, p, GAIN.get(bias), CONSISTENCY.get(bias), LOW))
         if biases:
             cells = [run.summary.get(f"debias.{what}") for what in _BOTH]
+            change = run.summary.get("debias.gain_mean") or _gain(cells)
+            tests.append(None)
             rows.append(
-                (name, judge, "mean", *cells, _gain(cells), 0.185, 0.109, "high: the abstract, 8 judges, RBD-8B")
+                (name, judge, "mean", *cells, change, None, 0.185, 0.109, "high: the abstract, 8 judges, RBD-8B")
             )
+    rows = [(*row[:9], p, *row[9:]) for row, p in zip(rows, holm(tests), strict=True)]
     return [_table("rbd_main", "Judges before and after (layout of the RBD paper's main table)", (
         "run", "judge", "bias", "accuracy before", "accuracy after", "consistency before", "consistency after", "gain",
-        "published gain", "published gain in consistency", "trust in the published"), rows)]  # fmt: skip
+        "p", "p (Holm)", "published gain", "published gain in consistency", "trust in the published"), rows,
+        "p: exact McNemar, after against before, by question; Holm over all judges and biases here.")]  # fmt: skip
 
 
 def rbd_baselines(runs: Mapping[str, Told]) -> list[Table]:
@@ -154,6 +161,16 @@ LAYOUTS: dict[str, Layout] = {
     "contrast_ranges": contrast_ranges,
 }  # fmt: skip
 _BOTH = ("accuracy_before", "accuracy_after", "consistency_before", "consistency_after")
+
+
+def _change(run: Told, bias: str) -> tuple[Cell, float | None]:
+    """Return a bias's gain with its interval, and its p, from the table that tested it."""
+    table = run.tables.get("debias")
+    row = next((row for row in table.rows if row[0] == bias), None) if table else None
+    if table is None or row is None:
+        return None, None
+    p = row[table.columns.index("p")]
+    return row[table.columns.index("gain")], float(p) if isinstance(p, int | float) else None
 
 
 def _gain(cells: list[Rate | None]) -> float | None:

@@ -341,7 +341,7 @@ def lead(summary: Mapping[str, Rate]) -> str:
     best = max(rivals, key=lambda name: rivals[name], default=None)
     return (
         f"The judge is right in {before:.1%} of its decisions on D_bias. The detector says which are biased with macro "
-        f"F1 {f1:.3f}; the best content-blind rule has {rule:.3f}. Given its reasoning, the judge is right in "
+        f"F1 {f1:.3f}; the best content-blind rule has {rule:.3f}. Given what it says, the judge is right in "
         f"{after:.1%}"
         + (f"; the best cheap rival ({best}) reaches {rivals[best]:.1%}" if best else "")
         + f". {broken:.1%} of the right decisions were broken."

@@ -37,7 +37,7 @@ def tests_table(run: Run, names: Sequence[str]) -> Table:
             rows.append(
                 [what, name, len(both), mean_rate([float(x) for x in ours], groups),
                  mean_rate([float(x) for x in other], groups), change, test.p if test else None,
-                 detectable(test.n, test.only_first + test.only_second) if test else None, said]
+                 detectable(test) if test else None, said]
             )  # fmt: skip
             tests.append(test.p if test else None)
     done = [(*row[:7], p, *row[7:]) for row, p in zip(rows, holm(tests), strict=True)]

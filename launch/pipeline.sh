@@ -4,10 +4,13 @@
 set -euo pipefail
 judge="judge=generative judge.name=Llama-3.1-8B engine@judge.engine=http judge.engine.model=meta-llama/Llama-3.1-8B-Instruct-Turbo"
 
+# 50 decisions per bias are judged again with a courtesy before the question: how often one flips by itself
+noise="sham=true noise_limit=50"
+
 # training pairs from questions whose answers are known; a weak model writes the wrong answers, each checked to be wrong
 rbd pairs name=train source=gsm8k source.path="$GSM8K" weak=local limit=500
 # the judge decides D and D_bias in both orders: a decision right on D and wrong on D_bias is a biased one
-rbd judgements name=train $judge
+rbd judgements name=train $judge $noise
 # DeepSeek-R1 reasons about every case, without gold or label, four times
 rbd traces name=train teacher=r1 teacher.samples=4
 # the items of the final measurement, made first so that their questions can be held out
@@ -19,7 +22,7 @@ rbd sft name=train model=r1_qwen_7b launch=zero3 processes=8
 # what the detector knows, beside rules, teacher and ceiling
 rbd detection name=train
 # the same judge on the held-out items, before and after
-rbd judgements name=test $judge
+rbd judgements name=test $judge $noise
 rbd debias name=test from=train records=runs/test/judgements/records.jsonl $judge max_rounds=3
 # find biases that the library does not name, on preference pairs ($PREFERENCES: a .parquet in JudgeBench's columns); the
 # judge reasons here, since a teacher names what drew it from its own explanation

@@ -22,29 +22,43 @@ sizes=(r1_qwen_1_5b:ddp:2 r1_qwen_7b:zero3:8 r1_llama_8b:zero3:8 r1_qwen_14b:zer
 # the paper takes position and bandwagon from Arena, sentiment from ScienceQA: with those files at hand, source=jsonl
 step pairs name=paper source=gsm8k "source.path=${GSM8K:?}" weak=local limit=500 # training items
 step pairs name=paper-test source=rbd "source.folder=${RBD_DATA:?}" limit=500    # the published test items
-train=""
+# how often a decision on D_bias flips by itself: beside every bias rate stands this floor
+noise=(sham=true noise_limit=50)
+train="" tests=""
 for entry in "${judges[@]}"; do
   read -r name model url key <<<"$entry"
   judge=(judge=generative "judge.name=$name" engine@judge.engine=http "judge.engine.model=$model"
     "judge.engine.base_url=$url" "judge.engine.api_key_env=$key")
-  step judgements "name=paper-$name" pairs=runs/paper/pairs/pairs.jsonl "${judge[@]}"
+  step judgements "name=paper-$name" pairs=runs/paper/pairs/pairs.jsonl "${judge[@]}" "${noise[@]}"
   step traces "name=paper-$name" teacher=r1
   step curate "name=paper-$name" 'held_out=[runs/paper-test/pairs/pairs.jsonl]'
-  step judgements "name=paper-test-$name" pairs=runs/paper-test/pairs/pairs.jsonl "${judge[@]}"
-  train="$train,runs/paper-$name/curate/train.jsonl"
+  step judgements "name=paper-test-$name" pairs=runs/paper-test/pairs/pairs.jsonl "${judge[@]}" "${noise[@]}"
+  train="$train,runs/paper-$name/curate/train.jsonl" tests="$tests,paper-test-$name"
 done
+sized=""
 for entry in "${sizes[@]}"; do
   IFS=: read -r size launch processes <<<"$entry"
   # reasoning, and the ablation's two others on the same data
   for objective in reasoning label classifier; do
     step sft "name=paper-$size-$objective" "experiment=$size" "objective=$objective" "launch=$launch" \
       "processes=$processes" "train=[${train#,}]" trainer.save_every=50
+    # on unseen training items of the first judge, and on every judge's decisions on the published test items
+    step detection "name=paper-$size-$objective" "detector=${objective/reasoning/trained}" "also=[${tests#,}]" \
+      examples=runs/paper-gpt-4o/curate/test.jsonl
     [ "$size" = r1_qwen_1_5b ] || break # the paper's ablation is of the smallest
   done
+  loops=""
   for entry in "${judges[@]}"; do
     read -r name model url key <<<"$entry"
     step debias "name=paper-$size-$name" "from=paper-$size-reasoning" max_rounds=3 judge=generative "judge.name=$name" \
-      "records=runs/paper-test-$name/judgements/records.jsonl" engine@judge.engine=http "judge.engine.model=$model" \
+      "trained_on=[${train#,}]" "records=runs/paper-test-$name/judgements/records.jsonl" engine@judge.engine=http "judge.engine.model=$model" \
       "judge.engine.base_url=$url" "judge.engine.api_key_env=$key"
+    loops="$loops,paper-$size-$name"
   done
+  # the judges side by side, as in the paper's main table
+  step report "name=paper-$size" "from=paper-$size-reasoning" "runs=[${loops#,}]" layout=rbd_main
+  sized="$sized,paper-$size-reasoning"
 done
+step report name=paper-sizes from=paper-r1_qwen_1_5b-reasoning "runs=[${sized#,}]" layout=rbd_scaling
+step report name=paper-ablation from=paper-r1_qwen_1_5b-reasoning layout=rbd_baselines \
+  'runs=[paper-r1_qwen_1_5b-reasoning,paper-r1_qwen_1_5b-label,paper-r1_qwen_1_5b-classifier]'

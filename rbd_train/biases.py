@@ -136,6 +136,11 @@ def case_of(record: BiasRecord, mode: Definitions) -> Case:
     return case_from_views(record.id, record.bias, [*judged, (record.pair.biased, record.biased)], mode)
 
 
+def unnamed(case: Case) -> Case:
+    """Leave the judge unnamed."""
+    return case.model_copy(update={"judge": "a judge"})
+
+
 def case_from_views(case_id: str, bias: str, judged: Sequence[tuple[Item, Judgement]], mode: Definitions) -> Case:
     """Build a case from decisions as seen from outside.
 

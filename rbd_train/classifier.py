@@ -34,6 +34,8 @@ class ClassifierConfig:
 class ClassifierDetector:
     """A detector whose traces hold a verdict and P(Yes), and no thinking."""
 
+    thinks = False
+
     def __init__(self, model: str, name: str, definitions: Definitions, batch_size: int) -> None:
         """Name the model; it is loaded at the first case."""
         self.model, self.name, self.definitions, self.batch_size = model, name, definitions, batch_size

@@ -36,7 +36,7 @@ class ContrastiveJudge:
         parse_ranges([span])
         self.engine, self.assistant, self.name, self.setting = engine, assistant, name, setting
         self.span, self.dimension, self.tie_within = span, dimension, tie_within
-        assistant.calls = engine.calls
+        assistant.calls, assistant.cost = engine.calls, engine.cost
         parts = [engine.identity, assistant.identity, span, setting.model_dump(mode="json"), dimension, tie_within]
         self.fingerprint = fingerprint(parts)
 

@@ -25,6 +25,7 @@ class Cost:
         """Take the prices, in US dollars per million tokens; without them money is unknown."""
         self.price_in, self.price_out, self.budget_usd = price_in, price_out, budget_usd
         self.prompt_tokens = self.completion_tokens = 0
+        self.replies = self.guessed = 0  # how many were counted, and how many of them by what they may have been
         self._reserved = 0.0
 
     @property
@@ -44,9 +45,11 @@ class Cost:
         One whose server named no usage counts as long as it may have been, and so does a call that ran out of time
         here: the server goes on, and bills it.
         """
-        prompt, completion = getattr(reply, "prompt_tokens", None), getattr(reply, "completion_tokens", None)
+        prompt, completion = reply.prompt_tokens, reply.completion_tokens
+        self.replies += 1
         if prompt is None and reply.status in ("ok", "length", "timeout"):
             prompt, completion = at_most(request)
+            self.guessed += 1
         self.prompt_tokens += prompt or 0
         self.completion_tokens += completion or 0
 

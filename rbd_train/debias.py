@@ -6,7 +6,7 @@ Detect; where the detector sees bias, feed its reasoning back and judge again; u
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
-from rbd_train.biases import case_from_views
+from rbd_train.biases import case_from_views, unnamed
 from rbd_train.detector import Detector, standing
 from rbd_train.errors import UsageError
 from rbd_train.judge import GenerativeJudge, Judge, Shown
@@ -47,7 +47,7 @@ class Rejudge(Protocol):
 
 def debias(
     decisions: Sequence[Decision], judge: Rejudge, detector: Detector, max_rounds: int = 1, position_calls: int = 2,
-    feedback: str = "reasoning",
+    feedback: str = "reasoning", without_name: bool = False,
 ) -> list[Revision]:  # fmt: skip
     """Let a detector look at decisions, and the judge look again where bias was seen.
 
@@ -58,17 +58,23 @@ def debias(
         max_rounds: how often a decision may be judged again.
         position_calls: 2 judges each order again by itself; 1 asks for both in one call, as published.
         feedback: what the judge reads of the detector's reply: `reasoning`, `label`, or `none` (it is asked again).
+        without_name: the detector's cases don't name the judge.
 
     Returns:
         One revision per decision, in order. Where a decision can't be read, there is nothing to detect and it stands.
 
     Raises:
-        UsageError: `position_calls=1` with a judge that isn't asked in words.
+        UsageError: `position_calls=1` with a judge that isn't asked in words, or `feedback=reasoning` with a detector
+            that gives none (its attribute `thinks` is false).
     """
     if position_calls not in (1, 2):
         raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
     if feedback not in ("reasoning", "label", "none"):
         raise UsageError(f"feedback is {feedback!r}; choose reasoning, label or none")
+    if feedback == "reasoning" and not getattr(detector, "thinks", True):
+        raise UsageError(
+            f"feedback is 'reasoning', but detector {detector.name} gives a verdict alone; set feedback=label, or none"
+        )
     two_orders = any(len(decision.shown) == 2 for decision in decisions)
     if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
         raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
@@ -80,7 +86,8 @@ def debias(
         stops |= {i: "unreadable" for i in range(len(decisions)) if i not in stops and i not in readable}
         if turn == max_rounds:
             break
-        traces, asked = _standing_traces(detector, [_case(decisions[i], rounds[i][-1], detector) for i in readable])
+        cases = [_case(decisions[i], rounds[i][-1], detector) for i in readable]
+        traces, asked = _standing_traces(detector, [unnamed(case) for case in cases] if without_name else cases)
         flagged = []
         for i, trace in zip(readable, traces, strict=True):
             rounds[i][-1] = rounds[i][-1].model_copy(update={"trace": trace})

@@ -78,7 +78,8 @@ class Completion(Record):
 class ChoiceLogprobs(Record):
     """Per choice its summed log-probability (nats) and token count; `bounds` marks values that are upper bounds.
 
-    `readings` holds the choices token by token, where temperatures were asked for.
+    `readings` holds the choices token by token, where temperatures were asked for. `prompt_tokens` counts what was
+    read, the choices included, once for each where the prompt is read anew for it.
     """
 
     kind: Literal["choices"] = "choices"
@@ -87,6 +88,8 @@ class ChoiceLogprobs(Record):
     tokens: tuple[int, ...]
     bounds: tuple[bool, ...] = ()
     readings: Readings | None = None
+    prompt_tokens: int | None = None
+    completion_tokens: int | None = None
 
 
 Reply = Completion | ChoiceLogprobs
@@ -249,10 +252,8 @@ class Engine:
             self._check_final([unique_keys[index] for index in sorted(mine)], stored)
             stored |= self._awaited([unique_keys[index] for index in sorted(missing - mine)])
             for index in sorted(missing - mine):  # what another worker asked is part of the same bill
-                self.calls["asked"] += 1
                 row = stored[unique_keys[index]]
-                for kind in ("prompt_tokens", "completion_tokens"):
-                    self.calls[kind] += getattr(_reply(row.reply), kind, None) or 0
+                self.count(_reply(row.reply))
                 self._charge_stored(unique_keys[index], unique[index], row)
         self._check_final(unique_keys, stored)
         parsed = {key: _reply(row.reply) for key, row in stored.items()}
@@ -313,6 +314,12 @@ class Engine:
             stored |= self.ledger.replies([key for key in keys if not self._final(stored.get(key))])
         return stored
 
+    def count(self, reply: Reply) -> None:
+        """Count a call that was made, and its tokens where the backend names them."""
+        self.calls["asked"] += 1
+        self.calls["prompt_tokens"] += reply.prompt_tokens or 0
+        self.calls["completion_tokens"] += reply.completion_tokens or 0
+
     def charge(self, key: str, request: Request, reply: Reply, calls: int = 1) -> None:
         """Count what a call cost, or several that ended alike."""
         self._charged.add(key)
@@ -369,11 +376,8 @@ class _Commit:
         ]
         engine.ledger.commit_all(answers, [self.keys[index] for index in begun])
         for index, reply in new:
-            engine.calls["asked"] += 1
             engine.charge(self.keys[index], self.requests[index], reply)
-            if isinstance(reply, Completion):
-                engine.calls["prompt_tokens"] += reply.prompt_tokens or 0
-                engine.calls["completion_tokens"] += reply.completion_tokens or 0
+            engine.count(reply)
         self.bar.update(len(new))
         self.bar.set_postfix_str(engine.cost.told(), refresh=False)
 

@@ -83,7 +83,7 @@ class GenerativeJudge:
     ) -> list[Judgement]:
         """Decide each view again."""
         prompts = [
-            again_messages(item, order, decision_text(old), said, self.allow_tie) if self.prompt is None
+            again_messages(item, order, decision_text(old), said, self.allow_tie, self.reason) if self.prompt is None
             else own_messages(item, order, self.prompt, review_of(decision_text(old), said))
             for (item, order), old, said in zip(shown, before, feedback, strict=True)
         ]  # fmt: skip
@@ -124,6 +124,24 @@ class GenerativeJudge:
                 outcome = Outcome(kind="unreadable", reason=reply.status)
             judgements.append(self._judgement(view, outcome, reply.text, sample))
         return judgements
+
+    def label_probabilities(self, shown: Sequence[Shown]) -> list[tuple[float, ...] | None]:
+        """Return how likely each option's label is as the reply, by stored index; None where a call failed.
+
+        Raises:
+            UsageError: the judge's reply is no label alone, or its engine has no log-probabilities of such texts.
+        """
+        if self.reason or self.prompt is not None:
+            raise UsageError(f"judge {self.name} does not reply by a label alone (judge.reason, judge.prompt), so its "
+                             "labels have no probabilities")  # fmt: skip
+        prompts = [verdict_messages(item, order, self.allow_tie) for item, order in shown]
+        replies = self.engine.choice_logprobs(prompts, [[label(k) for k in range(len(order))] for _, order in shown])
+        found: list[tuple[float, ...] | None] = []
+        for (_, order), reply in zip(shown, replies, strict=True):
+            weights = [math.exp(total - max(reply.sums)) for total in reply.sums]
+            known = reply.status == "ok"
+            found.append(tuple(weights[order.index(i)] / sum(weights) for i in range(len(order))) if known else None)
+        return found
 
     def _judgement(self, view: Shown, outcome: Outcome, reply: str, sample: int = 0) -> Judgement:
         return Judgement(

@@ -174,13 +174,17 @@ def coverage_rate(rows: Sequence[Scored]) -> Rate:
 
 
 class Paired(NamedTuple):
-    """Two methods on the same rows: how often only one of them was right, the exact p, and its mid-p variant."""
+    """Two methods on the same rows: how often only one of them was right, the exact p, and its mid-p variant.
+
+    `size` is the effective number of rows: n over the design effect of their differences.
+    """
 
     only_first: int
     only_second: int
     n: int
     p: float
     mid_p: float
+    size: float
 
 
 def paired_test(first: Sequence[bool], second: Sequence[bool], groups: Sequence[str] | None = None) -> Paired:
@@ -194,7 +198,11 @@ def paired_test(first: Sequence[bool], second: Sequence[bool], groups: Sequence[
     for k, ((a, b), group) in enumerate(zip(both, groups or range(len(both)), strict=True)):
         lead[group if groups else k] = lead.get(group if groups else k, 0) + int(a) - int(b)
     p, mid_p = _sign_flip([abs(value) for value in lead.values() if value], abs(sum(lead.values())))
-    return Paired(both.count((True, False)), both.count((False, True)), len(both), p, mid_p)
+    size = float(len(both))
+    if groups and size:
+        differences = [int(a) - int(b) for a, b in both]
+        size = size / design_effect(differences, groups) if len(set(groups)) > 1 else 1.0
+    return Paired(both.count((True, False)), both.count((False, True)), len(both), p, mid_p, size)
 
 
 def holm(values: Sequence[float | None]) -> list[float | None]:
@@ -206,17 +214,19 @@ def holm(values: Sequence[float | None]) -> list[float | None]:
     return [None if p is None else float(next(corrected)) for p in values]
 
 
-def detectable(n: int, discordant: int, power: float = 0.8) -> float | None:
-    """Return the smallest paired difference that n rows would show with this power at 5 %; None if none can be.
+def detectable(test: Paired, power: float = 0.8) -> float | None:
+    """Return the smallest paired difference that a test's rows would show with this power at 5 %; None if none can be.
 
-    Connor's formula (1987): n = (z_a sqrt(d) + z_b sqrt(d - x^2))^2 / x^2 with d the share of discordant rows.
+    Connor's formula (1987): n = (z_a sqrt(d) + z_b sqrt(d - x^2))^2 / x^2 with d the share of discordant rows, and n
+    their effective number, since the test goes by question.
     """
     from scipy.optimize import brentq
     from scipy.stats import norm
 
-    if n == 0 or discordant == 0:
+    discordant, n = test.only_first + test.only_second, test.size
+    if discordant == 0:
         return None
-    share, z_a, z_b = discordant / n, float(norm.ppf(1 - (1 - LEVEL) / 2)), float(norm.ppf(power))
+    share, z_a, z_b = discordant / test.n, float(norm.ppf(1 - (1 - LEVEL) / 2)), float(norm.ppf(power))
 
     def lacking(x: float) -> float:
         return float(x * n**0.5 - z_a * share**0.5 - z_b * max(0.0, share - x * x) ** 0.5)

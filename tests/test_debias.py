@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from eval.debias import cost_of
+from eval.debias_tables import Cost
+from rbd_train.classifier import ClassifierDetector
+from rbd_train.cost import Cost as PricedCost
 from rbd_train.debias import Decision, debias, decide
 from rbd_train.detector import EngineDetector
 from rbd_train.engine import Completion, Engine, Sampling
@@ -224,6 +228,27 @@ def test_one_call_for_both_orders_needs_a_judge_in_words(tmp_path: Path, flagged
     assert len(debias(decisions, judge, world.detector, position_calls=2)) == 1
 
 
+@pytest.mark.parametrize("kind", ["label", "classifier"])
+def test_a_detector_without_reasoning_needs_another_feedback(tmp_path: Path, kind: str) -> None:
+    """Said before anything is asked: the judge would read that there are no remarks."""
+    world = World(tmp_path, lambda p: "Output (a)" if is_again(p) else "Output (b)", always("Yes"))
+    world.detector.thinks = False
+    classifier = ClassifierDetector("tiny", "c", "all", 1)
+    decisions = world.decide([item()])
+    with pytest.raises(UsageError, match="feedback=label"):
+        debias(decisions, world.judge, world.detector if kind == "label" else classifier)
+    assert world.detected == []
+    (revision,) = debias(decisions, world.judge, world.detector, feedback="label")
+    assert choices(revision) == [0] and "Biased: Yes." in world.judged[0]
+
+
+@pytest.mark.parametrize("without_name", [False, True])
+def test_the_judge_can_go_unnamed_in_every_round(tmp_path: Path, without_name: bool) -> None:
+    world = World(tmp_path, lambda p: "Output (a)" if "You decided: Output (b)" in p else "Output (b)", always(YES))
+    debias(world.decide([item()]), world.judge, world.detector, max_rounds=2, without_name=without_name)
+    assert ["Judge: my judge\n" not in prompt for prompt in world.detected] == [without_name] * 2
+
+
 def test_a_number_of_position_calls_that_is_none(tmp_path: Path) -> None:
     world = World(tmp_path, first_place, always(NO))
     with pytest.raises(UsageError, match="position_calls is 3"):
@@ -262,6 +287,38 @@ def test_a_planted_world(tmp_path: Path, detector: Prompted, repaired: bool) -> 
     assert changed == (wrong if repaired else [])
     assert sum(r.calls for r in revisions) == 40 + (2 * len(BIASED) if repaired else 0)
     assert sum(r.calls for r in revisions) == len(world.judged) + world.detector.calls()["asked"]
+
+
+class Counting(FunctionBackend):
+    """Answers with usage: a hundred tokens read, ten written."""
+
+    def run(self, requests: Any, missing: Any, commit: Any) -> None:
+        for index in sorted(missing):
+            text = self.reply(requests[index].messages)
+            commit(index, Completion(status="ok", text=text, prompt_tokens=100, completion_tokens=10))
+
+
+def test_what_the_loop_took_holds_what_was_paid_before(tmp_path: Path) -> None:
+    """Asked anew or stored by another stage, the same tokens and dollars; the seconds alone are then unknown."""
+    ledger = Ledger(tmp_path / "l.sqlite")
+
+    def loop() -> Cost:
+        priced = Engine(Counting(lambda m: "Output (a)", "judge"), ledger, cost=PricedCost(1.0, 10.0))
+        judge = GenerativeJudge(priced, "my judge")
+        decisions = decide(GenerativeJudge(Engine(FunctionBackend(lambda m: "Output (b)", "j"), ledger), "j"),
+                           "bandwagon", [item()])  # fmt: skip
+        detector = EngineDetector(Engine(Counting(lambda m: YES, "d"), ledger), "d", Sampling(max_new_tokens=9))
+        return cost_of(judge, detector, 1.5, debias(decisions, judge, detector))
+
+    first, again = loop(), loop()
+    assert first == Cost(2, 200, 20, 1.5, 2e-4)  # the detector has no price
+    assert again == first._replace(seconds=None)
+
+
+def test_tokens_that_no_backend_names_are_unknown(tmp_path: Path) -> None:
+    world = World(tmp_path, always("Output (b)"), always(YES))
+    revisions = debias(world.decide([item()]), world.judge, world.detector)
+    assert cost_of(world.judge, world.detector, 1.5, revisions) == Cost(2, None, None, 1.5, None)
 
 
 def test_another_function_is_another_judge(tmp_path: Path) -> None:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -80,22 +82,55 @@ def test_scripts_parse(script: str) -> None:
     subprocess.run(["bash", "-n", str(ROOT / "launch" / script)], check=True)
 
 
-def test_the_papers_run_names_commands_that_compose() -> None:
-    """Each line of the dry run is a command whose keys exist."""
-    import shlex
-
-    from rbd_train.app import _name_engine_slot, load_stage
-    from rbd_train.config import compose
-
+def papers_run() -> list[list[str]]:
+    """The words of every command of the paper's run, by its dry run."""
     given = os.environ | {"DRY": "1", "GSM8K": "x", "RBD_DATA": "y"}
     done = subprocess.run(
         ["bash", "launch/rbd_paper.sh"], cwd=ROOT, env=given, capture_output=True, text=True, check=True
     )
-    lines = done.stdout.splitlines()
-    assert len(lines) == 2 + 8 * 4 + 4 * (1 + 8) + 2
-    for line in {" ".join(line.split()[:1] + line.split()[1:]) for line in (*lines[:6], *lines[34:40], *lines[-9:])}:
-        _, stage, *words = shlex.split(line)
+    return [shlex.split(line)[1:] for line in done.stdout.splitlines()]
+
+
+def test_the_papers_run_names_commands_that_compose() -> None:
+    """Each line of the dry run is a command whose keys exist."""
+    from rbd_train.app import _name_engine_slot, load_stage
+    from rbd_train.config import compose
+
+    lines = papers_run()
+    assert len(lines) == 2 + 8 * 4 + 4 * (2 + 8 + 1) + 2 * 2 + 2
+    for stage, *words in (*lines[:6], *lines[34:41], *lines[-12:]):
         compose(stage, [_name_engine_slot(load_stage(stage), word) for word in words])
+
+
+PIECES: dict[str, tuple[str, ...]] = {  # what a tiny rehearsal takes instead of what costs money or hours
+    "pairs": ("source=generated", "source.train=2", "source.test=2"), "traces": ("teacher=template",),
+    "judge": ("judge=planted", "judge.right=1", "judge.biased.verbosity=0.5"),
+    "sft": ("model=tiny", "trainer.max_steps=1"),
+    "detection": ("detector.max_new_tokens=4",), "debias": ("detector.max_new_tokens=4",),
+}  # fmt: skip
+COSTLY = ("source", "weak", "limit", "teacher", "engine@", "judge", "experiment", "launch", "processes", "trainer")
+
+
+def test_the_papers_run_rehearsed(rbd: Callable[..., Any]) -> None:
+    """The script's own wiring, for two of its judges and one detector: each stage finds what an earlier one left."""
+    done: list[str] = []
+    for number, (stage, *words) in enumerate(papers_run()):
+        name = next(word for word in words if word.startswith("name="))
+        if re.search("llama|v3|haiku|sonnet|7b|14b|label|classifier|sizes|ablation", name):
+            continue
+        pieces = [*PIECES.get(stage, ()), *(PIECES["judge"] if "judge=generative" in words else ()), f"seed={number}"]
+        pieces += [word for word in words if word.startswith("judge.name=")]
+        for word in (word for word in words if not word.startswith(COSTLY)):
+            key, _, value = word.partition("=")
+            listed = [part for part in value.strip("[]").split(",") if re.search("gpt-4o|paper-test/", part)]
+            pieces.append(f"{key}=[{','.join(listed)}]" if value.startswith("[") else word)
+        said = rbd(stage, *pieces)
+        assert said.code == 0, f"{stage} {pieces}: {said.err}"
+        done.append(stage)
+    assert done.count("debias") == 2 and done[-1] == "report"
+    debias = json.loads(Path("runs/paper-r1_qwen_1_5b-gpt-4o/debias/manifest.json").read_text())
+    trained = {f"paper-{name}/curate/train.jsonl" for name in ("gpt-4o", "gpt-4o-mini")}
+    assert trained < set(debias["inputs"]) and all(debias["inputs"][path]["rows"] for path in trained)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "conf" / "experiment").glob("*.yaml")), ids=lambda path: path.stem)

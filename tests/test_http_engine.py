@@ -370,7 +370,9 @@ def detector_prompt(case: Case) -> str:
 
 def test_letters_have_logprobs_and_a_missing_one_is_bounded(server: Server, open_engine: Opener) -> None:
     server.script["q"] = [said("A", logprobs={"content": [step("A", A=-0.1, B=-2.5, x=-4.0)], "refusal": None})]
-    (reply,) = open_engine().choice_logprobs(asking("q"), [("A", "B", "C")])
+    engine = open_engine()
+    (reply,) = engine.choice_logprobs(asking("q"), [("A", "B", "C")])
+    assert (engine.calls["prompt_tokens"], engine.calls["completion_tokens"]) == (3, 2)
     assert (reply.sums, reply.bounds) == ((-0.1, -2.5, -4.0), (False, False, True))
 
 

@@ -129,7 +129,8 @@ def test_padding_is_on_the_left_and_masked(open_tiny: Opener) -> None:
 @pytest.mark.parametrize("settings", [{}, {"batch_size": 1}, {"batch_size": 4}, {"batch_tokens": 200}], ids=str)
 def test_choice_logprobs_are_those_of_a_loop_by_hand(open_tiny: Opener, by_hand: Any, settings: dict[str, int]) -> None:
     texts = (TEXTS[3], TEXTS[0], TEXTS[1])
-    scored = open_tiny(**settings).choice_logprobs(asking(*texts), CHOICES)
+    engine, fed = open_tiny(**settings), 0
+    scored = engine.choice_logprobs(asking(*texts), CHOICES)
     for text, options, reply in zip(texts, CHOICES, scored, strict=True):
         for option, total, count in zip(options, reply.sums, reply.tokens, strict=True):
             ids, expected = encode_context(by_hand[1], asking(text)[0]), 0.0
@@ -138,6 +139,8 @@ def test_choice_logprobs_are_those_of_a_loop_by_hand(open_tiny: Opener, by_hand:
                 expected += float(next_logprobs(by_hand, ids)[token])
                 ids.append(token)
             assert count == len(tokens) and total == pytest.approx(expected, abs=1e-4)
+            fed += len(ids)
+    assert engine.calls["prompt_tokens"] == engine.cost.prompt_tokens == fed and engine.cost.guessed == 0
 
 
 def test_an_empty_choice_is_refused(open_tiny: Opener) -> None:

@@ -1,6 +1,7 @@
 """What tables measure: rows that share a question count as one, unreadable is neither right nor wrong nor the same."""
 
 import json
+import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,16 @@ from data_gen.preferences import held_out
 from eval.baselines import same_letter_twice
 from eval.before_after import Row, changes_table
 from eval.debias_tables import Outcome, Turn, gain, macro_rate
-from eval.judging import Judged, agreement_table, compare_table
+from eval.judge_baselines import calibrated, panel, plan, warning
+from eval.judging import Judged, Others, agreement_table, compare_table
 from eval.report import lead, rules_not_beaten
 from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
+from rbd_train.engine import ChoiceLogprobs, Completion, Engine
+from rbd_train.engines.function import FunctionBackend, function_judge
 from rbd_train.errors import DataError, UsageError
+from rbd_train.judge import GenerativeJudge, Shown
+from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate
 from rbd_train.records import (
     Bias,
@@ -211,17 +217,23 @@ def test_a_hardened_set_is_compared_with_its_plain_items(rbd: Callable[..., Any]
     tables = {entry["name"]: Table.model_validate(entry)
               for entry in json.loads(Path("runs/hard/judging/tables.json").read_text())}  # fmt: skip
     table, apart = tables["judging_compare"], tables["judging_compare_domains"]
-    assert cell(table, "items of both") == 8 and cell(table, "items of one only") == 0
+    assert cell(table, "items of both") == 8 and cell(table, "only here") == cell(table, "only there") == 0
+    assert "Side of the pairs: here biased, plain plain." in table.note
     assert [row[0] for row in apart.rows] == ["certainty", "lists"]
     assert sum(cell(apart, "items of both", row) for row in (0, 1)) == 8
     assert cell(apart, "p (Holm)") >= cell(apart, "p")
+    said = rbd("judging", "name=few", "compare=[plain]", "pairs=pairs.jsonl", "judge=planted", "limit=3")
+    assert said.code == 0, said.err
+    (few,) = [Table.model_validate(entry) for entry in json.loads(Path("runs/few/judging/tables.json").read_text())
+              if entry["name"] == "judging_compare"]  # fmt: skip
+    assert [cell(few, column) for column in ("items of both", "only here", "only there")] == [3, 0, 5]
 
 
 def test_a_judge_that_nobody_understands_does_not_agree_with_itself() -> None:
     rows = [Judged(item(name), judged(name, None), judged(name, None, (1, 0))) for name in "abcd"]
     table = agreement_table(rows, [[row.stored for row in rows]])
     assert [cell(table, "the same choice", row).value for row in (0, 1)] == [0.0, 0.0]
-    compared = compare_table("j", rows, {"other": list(rows)})
+    compared = compare_table("j", rows, {"other": Others(list(rows), 0, "")})
     change = cell(compared, "change in accuracy")
     assert change.value == 0.0 and change.low < 0 < change.high, "no change seen is no proof of none"
 
@@ -284,6 +296,126 @@ def test_a_joined_biass_choices_are_flipped_by_the_rule_of_its_parts() -> None:
     joined = "verbosity+sentiment"
     assert flipped(records(joined, 0, 1), training(joined, ("TF", "TF", "TT"))) == [True]
     assert flipped(records(joined, 0, 1), training("verbosity", ("TF",))) == [False], "no training example of both"
+
+
+WORDY = Bias(id="wordy", name="Wordy bias", definition="trusting what is wordy.", origin="test", operator=Operator())
+
+
+def asked_by(folder: Path, reply: Callable[[str], str]) -> tuple[GenerativeJudge, list[str]]:
+    """A judge that is a function of its prompt, and the prompts that it was asked."""
+    asked: list[str] = []
+
+    def answer(messages: Any) -> str:
+        asked.append(messages[-1]["content"])
+        return reply(asked[-1])
+
+    return function_judge(answer, Ledger(folder / "l.sqlite"), "j"), asked
+
+
+def of_library(record: BiasRecord) -> BiasRecord:
+    assert record.pair is not None
+    known = [{"name": WORDY.name, "text": WORDY.definition}]
+    biased = record.pair.biased.model_copy(update={"meta": {"library": known}})
+    return record.model_copy(update={"pair": record.pair.model_copy(update={"biased": biased})})
+
+
+def right_label(prompt: str) -> str:
+    return "Output (a)" if re.search(r'Output \(a\): """right', prompt) else "Output (b)"
+
+
+def test_the_warning_names_every_part_of_a_bias_known_or_found(tmp_path: Path) -> None:
+    judge, asked = asked_by(tmp_path, lambda p: right_label(p) if "trusting what is wordy" in p else "Hm.")
+    (joined,), (found,), (plain,) = (records(b, 0, 1) for b in ("verbosity+wordy", "wordy", "position"))
+    assert warning([of_library(joined), of_library(found), plain], judge) == [True, True, None]
+    assert "Verbosity bias: preferring" in asked[0] and "Verbosity bias" not in asked[1]
+    with pytest.raises(UsageError, match="bias verbosity.wordy of record .* has none"):
+        warning([joined], judge)
+
+
+def test_a_judge_that_reasons_or_has_its_own_prompt_keeps_it(tmp_path: Path) -> None:
+    """When it is asked again, warned, or asked for a plan first."""
+    judge, asked = asked_by(tmp_path, right_label)
+    (record,) = records("verbosity", 0, 1)
+    assert record.pair is not None and record.biased is not None
+    shown = [Shown(record.pair.biased, record.biased.order)]
+    for kind, says in (("reason", "End with a line that names the best one: Decision:"), ("prompt", "Mine: r? ")):
+        own = GenerativeJudge(judge.engine, "j", reason=kind == "reason", prompt="Mine: $question $a $b"
+                              if kind == "prompt" else None)  # fmt: skip
+        asked.clear()
+        own.rejudge(shown, [record.biased], ["Look at the length."])
+        warning([record], own)
+        plan([record], own)
+        assert len(asked) == 3 and all(says in prompt for prompt in asked[:2]), asked
+        assert ("Mine: r? " in asked[2] or kind == "reason") and "short plan" in asked[2] and "Look at" in asked[0]
+
+
+def test_the_plan_has_room_and_ends_in_a_label(tmp_path: Path) -> None:
+    judge, asked = asked_by(tmp_path, lambda p: f"First the facts.\n{right_label(p)}" if "plan" in p else "Output (b)")
+    assert plan(records("verbosity", 0, 1), judge) == [True]
+    assert "example: Output (a)" in asked[0]
+
+
+class Scoring(FunctionBackend):
+    """Gives the first place 2 nats and the right text 1; what it is asked about "broken" fails."""
+
+    def run(self, requests: Any, missing: Any, commit: Any) -> None:
+        for index in missing:
+            prompt = requests[index].messages[-1]["content"]
+            right = [1.0 if re.search(rf'{re.escape(c)}: """right', prompt) else 0.0 for c in requests[index].choices]
+            good = ChoiceLogprobs(sums=(2.0 + right[0], right[1]), tokens=(3, 3))
+            commit(index, Completion(status="bad_request") if "broken?" in prompt else good)
+
+
+def test_calibration_divides_out_the_place_and_counts_what_cant_be_read(tmp_path: Path) -> None:
+    judge = GenerativeJudge(Engine(Scoring(str, "s"), Ledger(tmp_path / "l.sqlite")), "s")
+    broken = item("broken").model_copy(update={"options": ("right", "wrong")})
+    pairs = [BiasPair(id=x.id, bias="bandwagon", source="s", plain=x, biased=x) for x in (item("a"), broken)]
+    views = views_of(pairs, "both")
+    said = [judged(view.pair.id, view.biased.order[0], view.biased.order) for view in views for _ in range(2)]
+    found = label(views, said)
+    assert right_before(found) == [True, False, True, False], "the first place, whatever it holds"
+    assert calibrated(found, judge) == [True, True, None, None]
+    asked, _ = asked_by(tmp_path, right_label)
+    with pytest.raises(UsageError, match=r"judge\.reason"):
+        calibrated(found, GenerativeJudge(asked.engine, "r", reason=True))
+
+
+def test_one_unreadable_row_is_counted_not_refused(tmp_path: Path) -> None:
+    class Content(Script):
+        def judge(self, shown: Any) -> list[Judgement]:
+            return [judged("x", 0).model_copy(update={"probabilities": (0.8, 0.2)}) for _ in shown]
+
+    known, unread = (records("bandwagon", 0, choice)[0] for choice in (0, None))
+    assert known.biased is not None
+    known = known.model_copy(update={"biased": known.biased.model_copy(update={"probabilities": (0.7, 0.3)})})
+    judge: Any = Content({})
+    assert calibrated([known, unread], judge) == [False, None]
+    with pytest.raises(UsageError, match="needs option probabilities"):
+        calibrated([unread], judge)
+
+
+def test_a_panel_votes_and_a_draw_has_no_answer() -> None:
+    (record,) = records("bandwagon", 0, 0)
+    votes = {(0, 1): True, (1, 1): False, (None, 1): None, (None, None): True}
+    assert {key: panel([record], [[judged("r", choice)] for choice in key])[0] for key in votes} == votes
+
+
+def test_other_judges_stand_beside_and_vote(rbd: Callable[..., Any]) -> None:
+    """Three simulated judges of the same pairs: a row each for the others, and one for the vote."""
+    assert rbd("pairs", "source.train=1", "source.test=6").code == 0
+    for name, right in (("default", 0.6), ("good", 1.0), ("better", 1.0)):
+        given = ("judge=planted", f"judge.name={name}", f"judge.right={right}")
+        said = rbd("judgements", f"name={name}", "pairs=runs/default/pairs/pairs.jsonl", *given)
+        assert said.code == 0, said.err
+    for words in (("traces", "teacher=template"), ("curate",)):
+        rbd(*words)
+    said = rbd("debias", "judge=planted", "judge.name=default", "judge.right=0.6", "detector=rules",
+               "compare=[good,better]")  # fmt: skip
+    assert said.code == 0, said.err
+    summary = json.loads(Path("runs/default/debias/metrics.json").read_text())
+    methods = {key.removeprefix("debias.method."): rate["value"] for key, rate in summary.items() if "method" in key}
+    assert set(methods) == {"the loop", "judge good (good)", "judge better (better)", "panel vote of 3 judges"}
+    assert methods["panel vote of 3 judges"] == methods["judge good (good)"] == 1.0
 
 
 def test_two_ties_are_no_letter_twice() -> None:

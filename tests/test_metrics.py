@@ -15,6 +15,7 @@ from statsmodels.stats.proportion import proportion_confint
 from eval import debias as stage_debias
 from eval import debias_tables, verdicts
 from eval import detection_tables as detection
+from eval.layouts import Told, rbd_main
 from rbd_train.metrics import (
     Confusion,
     Rate,
@@ -399,11 +400,38 @@ def test_accuracy_and_consistency_are_those_of_the_paper() -> None:
     crowd = by_column(table, "bandwagon")
     assert (crowd["records"], crowd["accuracy before"].value, crowd["accuracy after"].value) == (6, 3 / 6, 3 / 6)
     assert (crowd["consistency before"].value, crowd["consistency after"].value) == (3 / 6, 2 / 6)  # 5 is wrong on D
-    assert crowd["coverage"] == 5 / 6 and crowd["after, readable"].value == 3 / 5
+    read = by_column(debias_tables.readable_table(OUTCOMES), "bandwagon")
+    assert (read["coverage before"], read["coverage after"]) == (1.0, 5 / 6)
+    assert (read["accuracy before"].value, read["accuracy after"].value) == (3 / 6, 3 / 5)
+    assert (read["consistency after"].value, read["share repaired"].value) == (2 / 5, 2 / 3)
+    assert (read["share broken"].value, read["share broken"].n) == (1 / 2, 2), "one of the three can't be read"
     assert crowd["gain"].value == 0 and crowd["p"] == 1.0
     place = by_column(table, "position")
     assert (place["consistency before"].value, place["consistency after"].value) == (0.0, 1.0)
     assert "as it is" in table.note
+
+
+def test_the_main_layout_tests_every_judge_and_bias() -> None:
+    """Each gain with its interval and p; Holm over all of them, the means apart."""
+    table = debias_tables.accuracy_table(OUTCOMES, {}, Plain())  # type: ignore[arg-type]
+    biases, place = [row[0] for row in table.rows[:-1]], table.columns.index("p")
+    low = {name: table.model_copy(update={"rows": tuple((*row[:place], p, *row[place + 1 :]) for row in table.rows)})
+           for name, p in (("a", 0.01), ("b", 0.04))}  # fmt: skip
+    figures = {f"debias.accuracy_before.{bias}": Rate(value=0.5, n=6) for bias in biases}
+    mean = debias_tables.macro_gain(OUTCOMES)
+    told = {name: Told({**figures, "debias.gain_mean": mean}, {"debias": low[name]}, {}) for name in low}
+    (laid,) = rbd_main(told)
+    rows = [dict(zip(laid.columns, row, strict=True)) for row in laid.rows]
+    assert [row["p (Holm)"] for row in rows] == [0.04, 0.04, None, 0.08, 0.08, None]
+    assert rows[0]["gain"] == by_column(table, biases[0])["gain"] and rows[2]["gain"] == mean
+    changes = [by_column(table, bias)["gain"].value for bias in biases]
+    assert mean.value == pytest.approx(sum(changes) / 2) and mean.low < mean.value < mean.high  # type: ignore[operator]
+
+
+def test_on_d_what_became_unreadable_is_broken_but_for_the_readable_column() -> None:
+    walks = [record_and_revision(k, 0, after) for k, after in enumerate((0, 1, None, "no"))]
+    row = by_column(debias_tables.unbiased_table(*zip(*walks, strict=True)), "all")  # type: ignore[arg-type]
+    assert (row["share broken"].value, row["share broken, readable"].value) == (2 / 4, 1 / 3)
 
 
 @pytest.mark.parametrize("bias", ["bandwagon", "position"])
@@ -423,7 +451,8 @@ def test_without_unreadable_rows_the_published_metrics(bias: str) -> None:
     more = [*outcomes, debias_tables.outcome_of(*lost)]
     found = by_column(debias_tables.accuracy_table(more, {}, Plain()), bias)  # type: ignore[arg-type]
     right = sum(row[0] for row in published)
-    assert found["accuracy after"].value == right / 17 and found["after, readable"].value == right / 16
+    read = by_column(debias_tables.readable_table(more), bias)
+    assert found["accuracy after"].value == right / 17 and read["accuracy after"].value == right / 16
 
 
 def test_position_is_replaced_in_both_orders() -> None:

@@ -193,7 +193,7 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     tables = {path.stem for path in Path("runs/default/report/tables").glob("*.tex")}
     assert {
         "detection", "detection-diag", "detection_reliance", "detection_names", "debias_unbiased", "debias_cost",
-        "debias_rivals", "judging", "judging_agreement", "rbd_main",
+        "debias_rivals", "debias_readable", "judging", "judging_agreement", "rbd_main",
     } <= tables  # fmt: skip
     page = Path("runs/default/report/index.html").read_text()
     assert (
@@ -204,6 +204,8 @@ def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     )
     assert "diag has only No" in page or "detection_counts-diag" in page
     summary = json.loads(Path("runs/default/report/summary.json").read_text())
+    for name in ("accuracy_after", "consistency_before", "broken", "harm"):  # a planted judge is always readable
+        assert summary[f"debias.{name}_readable"] == summary[f"debias.{name}"], name
     assert summary["detection-diag.accuracy"]["value"] < 0.5 < summary["detection.accuracy"]["value"]
     again = rbd("report", "name=both", "runs=[default,diag]", "from=default", "layout=rbd_baselines")
     assert again.code == 0, again.err

@@ -230,9 +230,10 @@ class LocalBackend:
             raise DataError(f"model {self.name}: log-probabilities are not finite in {self.dtype}; try dtype=float32")
         values = [float(logprobs[row, -len(choice) :].sum()) for row, (_, choice) in enumerate(flat)]
         replies, start = [], 0
-        for _, choices in parts:
-            sums = tuple(values[start : start + len(choices)])
-            replies.append(ChoiceLogprobs(sums=sums, tokens=tuple(len(choice) for choice in choices)))
+        for context, choices in parts:
+            sums, tokens = tuple(values[start : start + len(choices)]), tuple(len(choice) for choice in choices)
+            read_tokens = len(context) * len(choices) + sum(tokens)
+            replies.append(ChoiceLogprobs(sums=sums, tokens=tokens, prompt_tokens=read_tokens, completion_tokens=0))
             start += len(choices)
         return replies
 
@@ -252,8 +253,9 @@ class LocalBackend:
             ChoiceLogprobs(
                 sums=tuple(sum(step.logprob for step in steps) for steps in said.choices),
                 tokens=tuple(map(len, said.choices)), readings=said,
+                prompt_tokens=len(one.context) + sum(map(len, said.choices)), completion_tokens=0,
             )
-            for said in readings
+            for one, said in zip(asked, readings, strict=True)
         ]  # fmt: skip
 
 

@@ -180,12 +180,15 @@ class VllmBackend:
         said = iter(self._ask(flat, parameters))
         replies = []
         for counts in lengths:
-            sums = []
+            sums, fed = [], 0
             for count in counts:
                 one = next(said)
+                fed += len(one.prompt_token_ids)
                 ids, steps = one.prompt_token_ids[-count:], one.prompt_logprobs[-count:]
                 sums.append(sum(step[token].logprob for token, step in zip(ids, steps, strict=True)))
-            replies.append(ChoiceLogprobs(sums=tuple(sums), tokens=tuple(counts)))
+            replies.append(
+                ChoiceLogprobs(sums=tuple(sums), tokens=tuple(counts), prompt_tokens=fed, completion_tokens=0)
+            )
         return replies
 
     def _check_one_token(self, requests: Sequence[Request]) -> None:
@@ -207,7 +210,8 @@ class VllmBackend:
         found = []
         for request, one in zip(requests, said, strict=True):
             top = sorted(one.outputs[0].logprobs[0].items(), key=lambda entry: -entry[1].logprob)
-            found.append(listed([(self._tokenizer.decode([token]), entry.logprob) for token, entry in top], request))
+            reply = listed([(self._tokenizer.decode([token]), entry.logprob) for token, entry in top], request)
+            found.append(reply.model_copy(update={"prompt_tokens": len(one.prompt_token_ids), "completion_tokens": 1}))
         return found
 
 

@@ -49,7 +49,7 @@ def read_answer(answer: Any, request: Request) -> Reply:
         return Completion(status="server_error", error=f"200 without choices: {str(answer)[:300]}")
     choice = choices[0]
     if request.sampling is None:
-        return _read_logprobs(choice, request)
+        return _read_logprobs(choice, request, answer.usage)
     content = choice.message.content
     extra = choice.message.model_extra or {}
     field = next((name for name in REASONING_FIELDS if extra.get(name)), None)
@@ -99,11 +99,13 @@ def _watched(choice: Any, words: Sequence[str]) -> dict[str, float] | None:
     return None
 
 
-def _read_logprobs(choice: Any, request: Request) -> Reply:
+def _read_logprobs(choice: Any, request: Request, usage: Any) -> Reply:
     content = choice.logprobs.content if choice.logprobs else None
     if not content or not content[0].top_logprobs:
         return Completion(status="bad_request", error="the server returned no log-probabilities")
-    return listed([(top.token, top.logprob) for top in content[0].top_logprobs], request)
+    reply = listed([(top.token, top.logprob) for top in content[0].top_logprobs], request)
+    tokens = {kind: getattr(usage, kind) for kind in ("prompt_tokens", "completion_tokens")} if usage else {}
+    return reply.model_copy(update=tokens)
 
 
 def listed(top: Sequence[tuple[str, float]], request: Request) -> ChoiceLogprobs:

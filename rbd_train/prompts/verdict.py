@@ -51,9 +51,13 @@ def material(item: Item, order: Sequence[int]) -> str:
 
 def verdict_messages(item: Item, order: Sequence[int], allow_tie: bool = False, reason: bool = False) -> list[Message]:
     """Ask for the best option by its label, after a few sentences of reasoning where `reason` is set."""
-    ask = ASK_REASON if reason else ASK_TIE if allow_tie else ASK
-    text = f"{RULES}\n\n{material(item, order)}\n\n{ask}"
+    text = f"{RULES}\n\n{material(item, order)}\n\n{ask_for(allow_tie, reason)}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def ask_for(allow_tie: bool = False, reason: bool = False) -> str:
+    """Say how the reply is to name the best option."""
+    return ASK_REASON if reason else ASK_TIE if allow_tie else ASK
 
 
 def own_messages(item: Item, order: Sequence[int], template: str, review: str = "") -> list[Message]:
@@ -77,11 +81,12 @@ def review_of(decision: str, feedback: str | None) -> str:
 
 
 def again_messages(
-    item: Item, order: Sequence[int], decision: str, feedback: str | None, allow_tie: bool = False
-) -> list[Message]:
+    item: Item, order: Sequence[int], decision: str, feedback: str | None, allow_tie: bool = False,
+    reason: bool = False,
+) -> list[Message]:  # fmt: skip
     """Ask again, with the earlier decision and a reviewer's reasoning."""
     review = review_of(decision, feedback)
-    text = f"{RULES}\n\n{material(item, order)}\n\n{review}\n{ASK_TIE if allow_tie else ASK}"
+    text = f"{RULES}\n\n{material(item, order)}\n\n{review}\n{ask_for(allow_tie, reason)}"
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
 
 
