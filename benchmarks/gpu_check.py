@@ -1,15 +1,28 @@
-"""The two ends of launch/gpu_check.sh: `make` writes a random model and rows, `report` reads what training left."""
+"""The two ends of launch/gpu_check.sh: `make` writes a random model and rows, `report` reads what training left.
+
+python benchmarks/gpu_check.py [quick]     starts the script itself; without a GPU as a rehearsal, quick: 3 steps
+"""
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-if "RBD_CHECK_ROOT" not in os.environ:
-    sys.exit("error: start it by bash launch/gpu_check.sh (DRY=1 rehearses it without a GPU)")
-ROOT = Path(os.environ["RBD_CHECK_ROOT"])
+ROOT = Path(os.environ.get("RBD_CHECK_ROOT", "."))  # the script's folder, set for `make` and `report`
 DRY = bool(os.environ.get("RBD_CHECK_DRY"))
+
+
+def start(quick: bool) -> int:
+    """Run the script; returns its exit code."""
+    import torch
+
+    given = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    given |= {} if torch.cuda.is_available() else {"DRY": "1"}
+    given |= {"STEPS": "3"} if quick else {}
+    script = Path(__file__).parents[1] / "launch" / "gpu_check.sh"
+    return subprocess.run(["bash", str(script)], env=os.environ | given, check=False).returncode
 
 
 def make() -> None:
@@ -78,4 +91,9 @@ def report(out: Path) -> None:
 
 
 if __name__ == "__main__":
-    make() if sys.argv[1] == "make" else report(Path(sys.argv[2]))
+    if sys.argv[1:2] == ["make"]:
+        make()
+    elif sys.argv[1:2] == ["report"]:
+        report(Path(sys.argv[2]))
+    else:
+        sys.exit(start("quick" in sys.argv[1:]))

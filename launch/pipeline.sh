@@ -18,7 +18,7 @@ rbd pairs name=test source=rbd source.folder="$RBD_DATA"
 # keep readable traces that agree with the label, no question on both sides
 rbd curate name=train 'held_out=[runs/test/pairs/pairs.jsonl]'
 # distil under ZeRO-3 on eight GPUs
-rbd sft name=train model=r1_qwen_7b launch=zero3 processes=8
+rbd sft name=train experiment=r1_qwen_7b launch=zero3 processes=8
 # what the detector knows, beside rules, teacher and ceiling
 rbd detection name=train
 # the same judge on the held-out items, before and after

@@ -1,7 +1,8 @@
 """Distil on-policy: the student writes, and learns to weigh each next token as the teacher does (arXiv 2306.13649).
 
 An option beside sft, through TRL's DistillationTrainer, where student and teacher share a vocabulary; start it from
-what sft left. In: `train.jsonl` (Example), of which only the cases are read. Out: `model/`.
+what sft left. In: `train.jsonl` (Example), of which only the cases are read. Out: `model/`. It keeps no checkpoint:
+interrupted, it starts anew.
 
     rbd distil model=plain model.path=runs/r1/sft/model teacher_path=deepseek-ai/DeepSeek-R1-Distill-Qwen-14B
     rbd distil model=tiny teacher_path=tiny trainer.max_steps=2
@@ -21,6 +22,7 @@ from rbd_train.training import (
     ModelConfig,
     TrainerConfig,
     accumulation,
+    check_settings,
     log_to,
     on_one_gpu,
     prepare_deepspeed,
@@ -39,7 +41,7 @@ class DistilConfig(BaseConfig):
 
     teacher_path: str = ""  # folder or hub name of the teacher; its vocabulary must be the student's
     model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # the student (conf/model)
-    trainer: TrainerConfig = field(default_factory=TrainerConfig)  # how to train; save_every and eval_* aren't used
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)  # how to train; without checkpoints or evaluation
     train: str | None = None  # path of the examples; default: the output of stage curate
     max_new_tokens: int = 1024  # tokens that the student writes per case
     temperature: float = 1.0  # of the student's writing
@@ -49,6 +51,7 @@ class DistilConfig(BaseConfig):
 @stage("distil", DistilConfig)
 def main(cfg: DistilConfig, run: Run) -> float | None:
     """Load both, compare their vocabularies, train, save."""
+    check(cfg)
     path = Path(cfg.train) if cfg.train else run.output_of("curate", "train.jsonl")
     examples = run.read(path, Example)
     source, teacher = resolve_model(cfg.model.path), resolve_model(cfg.teacher_path)
@@ -68,6 +71,27 @@ def main(cfg: DistilConfig, run: Run) -> float | None:
         run.outputs["model"] = {"sha256": None, "rows": None}
         run.say(f"{trainer.state.global_step} steps, divergence {losses[0]:.4f} -> {losses[-1]:.4f}")
     return losses[-1]
+
+
+def check(cfg: DistilConfig) -> None:
+    """Refuse what can't work, or would do nothing, before anything is loaded.
+
+    Raises:
+        UsageError: names the keys and the way out.
+    """
+    import torch
+
+    if cfg.model.lora_rank or cfg.model.four_bit:
+        raise UsageError("distil trains every weight: set model.lora_rank=0 and model.four_bit=false")
+    check_settings(cfg.model, cfg.trainer, "reasoning", torch.cuda.is_available(), sharded())
+    unused = [name for name in ("save_every", "eval_share", "padding_free", "liger") if getattr(cfg.trainer, name)]
+    if unused:
+        given = getattr(cfg.trainer, unused[0])
+        raise UsageError(f"distil does nothing with trainer.{unused[0]}={given}; leave it out")
+    if cfg.max_new_tokens < 1 or cfg.temperature <= 0:
+        raise UsageError(f"max_new_tokens={cfg.max_new_tokens} temperature={cfg.temperature}: both must be more than 0")
+    if not 0 <= cfg.beta <= 1:
+        raise UsageError(f"beta is {cfg.beta}; it goes from 0, forward KL, to 1, reverse KL")
 
 
 def check_vocabulary(student: "PreTrainedTokenizerBase", teacher: "PreTrainedTokenizerBase") -> None:
@@ -102,7 +126,7 @@ def make_trainer(
     """Set up TRL's DistillationTrainer.
 
     Raises:
-        UsageError: the teacher's output is narrower than the student's, or adapters were asked for.
+        UsageError: the teacher's output is narrower than the student's.
     """
     import torch
     from datasets import Dataset
@@ -112,8 +136,6 @@ def make_trainer(
 
     from rbd_train.master_adamw import MasterAdamW
 
-    if cfg.model.lora_rank or cfg.model.four_bit:
-        raise UsageError("distil trains every weight: set model.lora_rank=0 and model.four_bit=false")
     cuda, settings = torch.cuda.is_available(), cfg.trainer
     sharding = sharded()
     prepare_deepspeed(cuda)

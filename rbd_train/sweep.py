@@ -11,7 +11,8 @@ import math
 import statistics
 import subprocess
 import sys
-from collections.abc import Sequence
+import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -96,27 +97,37 @@ def grid_words(axis: Any) -> list[str]:
 
 
 def run_point(stage: str, fixed: Sequence[str], varied: Sequence[str], seeds: int) -> list[Result]:
-    """Run one setting, once per seed; a run that is complete is not repeated."""
-    first = next((int(word[5:]) for word in (*varied, *fixed) if word.startswith("seed=")), 0)
-    results = []
+    """Run one setting, once per seed, from the seed that it composes to; a run that is complete is not repeated."""
+    first, results = 0, []
+    with contextlib.suppress(UsageError):  # the trial says so itself; the others still run
+        first = int(compose(stage, [*fixed, *varied])["seed"])
     for seed in range(first, first + seeds):
         given = [*varied, f"seed={seed}"] if seeds > 1 else list(varied)
         suffix = fingerprint(sorted(given))[:8]
         words = [*fixed, *given, f"trial='{suffix}'"]  # quoted: a hash of digits alone would be read as a number
         command = [sys.executable, "-m", "rbd_train.app", stage, *words]
+        started = time.time()
         done = subprocess.run(command, stderr=subprocess.PIPE, text=True, check=False)
         sys.stderr.write(done.stderr)
         folder, manifest = Path("-"), dict[str, Any]()
-        with contextlib.suppress(UsageError):  # the trial has said so itself; the others still run
+        with contextlib.suppress(UsageError):
             values = compose(stage, words)
             folder = Path(values["root"]) / values["name"] / f"{stage}-{suffix}"
             manifest = read_manifest(folder) or {}
-        reason = (
-            "" if done.returncode == 0 else (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
-        )
         metric = manifest.get("metric") if done.returncode == 0 else None
+        reason = "" if done.returncode == 0 else why_failed(done.stderr, done.returncode, manifest, started)
         results.append(Result(tuple(varied), seed, str(folder), metric, reason[:160]))
     return results
+
+
+def why_failed(said: str, code: int, manifest: Mapping[str, Any], started: float) -> str:
+    """Return why a trial failed: what its worker wrote down, else the last line that it said.
+
+    Under a launch the last line tells only that some worker failed. A manifest of an earlier try tells nothing.
+    """
+    if manifest.get("status") == "failed" and manifest["finished"] >= started:
+        return str(manifest["reason"])
+    return (said.strip().splitlines() or [f"exit code {code}"])[-1]
 
 
 def search(stage: str, fixed: Sequence[str], axes: Sequence[Any], config: SweepConfig, group: str) -> list[Result]:

@@ -54,7 +54,7 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     """Write the resolved config once and start workers on that file.
 
     Raises:
-        UsageError: no such launch file, or more processes than the machines have GPUs.
+        UsageError: no such launch file, or one that this machine can't run.
         IncompleteError: the workers were told to stop and left a checkpoint.
         DataError: a worker failed.
     """
@@ -106,7 +106,11 @@ def stale_locks(builds: Path) -> list[Path]:
 
 
 def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str], dict[str, str]]:
-    """Return the launcher's words and its environment; `processes` counts those of all machines."""
+    """Return the launcher's words and its environment; `processes` counts those of all machines.
+
+    Raises:
+        UsageError: FSDP without a GPU, more processes than GPUs, or machines that can't share them equally.
+    """
     import torch
 
     gpus, environment = torch.cuda.device_count(), dict(os.environ)
@@ -122,8 +126,9 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
     text = file.read_text(encoding="utf-8")
     if not gpus and "FSDP" in text:
-        environment |= {"ACCELERATE_USE_CPU": "true"}
-    if gpus or "DEEPSPEED" in text or "FSDP" in text:
+        # on a CPU accelerate leaves FSDP out and trains under DDP, with the whole model in every process
+        raise UsageError(f"launch={file.stem} needs a GPU, and none is seen here; ddp and zero1 to zero3 run on CPUs")
+    if gpus or "DEEPSPEED" in text:
         words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
         words += ["--num_processes", str(processes)]
         if here.number == 1:

@@ -5,12 +5,15 @@ import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from rbd_train.modelling import resolve_model
@@ -26,11 +29,32 @@ def train_file(tmp_path: Path) -> Path:
     return tmp_path / "train.jsonl"
 
 
-def test_a_student_learns_from_what_it_writes(rbd: Callable[..., Any], train_file: Path) -> None:
-    words = ("distil", f"train={train_file}", "model=tiny", "teacher_path=tiny", "trainer.max_steps=2")
-    said = rbd(*words, "max_new_tokens=8", "trainer.micro_batch=4", "trainer.warmup_share=0.0")
+@pytest.fixture
+def teacher(tmp_path: Path) -> Path:
+    """The tiny model with other weights."""
+    import torch
+    from transformers import AutoConfig, AutoModelForCausalLM
+
+    folder = tmp_path / "teacher"
+    shutil.copytree(resolve_model("tiny"), folder)
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("launch", ["", pytest.param("ddp", marks=pytest.mark.slow)])
+def test_a_student_comes_nearer_to_its_teacher(
+    rbd: Callable[..., Any], train_file: Path, teacher: Path, launch: str
+) -> None:
+    words = ["distil", f"train={train_file}", "model=tiny", f"teacher_path={teacher}", "trainer.max_steps=20"]
+    words += ["trainer.warmup_share=0.0", "trainer.learning_rate=1e-2", "trainer.micro_batch=4", "max_new_tokens=8"]
+    said = rbd(*words, *([f"launch={launch}", "processes=2"] if launch else []))
     assert said.code == 0, said.err
-    assert json.loads(Path("runs/default/distil/manifest.json").read_text())["metric"] == pytest.approx(0, abs=1e-4)
+    events = [json.loads(line) for line in Path("runs/default/distil/events.jsonl").read_text().splitlines()]
+    losses = [event["loss"] for event in events if "loss" in event]
+    assert len(losses) == 20 and sum(losses[-3:]) / 3 < 0.8 * losses[0], losses
+    manifest = json.loads(Path("runs/default/distil/manifest.json").read_text())
+    assert manifest["metric"] == losses[-1] and manifest["world_size"] == (2 if launch else 1)
     assert (Path("runs/default/distil/model") / "model.safetensors").is_file()
 
 
@@ -51,8 +75,8 @@ def test_the_gpu_check_rehearsed(tmp_path: Path) -> None:
     given = os.environ | {"DRY": "1", "STEPS": "3"}
     path = os.pathsep.join([str(Path(sys.executable).parent), given["PATH"]])
     done = subprocess.run(
-        ["bash", "launch/gpu_check.sh", str(out)], cwd=ROOT, env=given | {"PATH": path}, capture_output=True, text=True,
-        check=False,
+        ["bash", str(ROOT / "launch/gpu_check.sh"), "check.json"], cwd=tmp_path, env=given | {"PATH": path},
+        capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     found = json.loads(done.stdout.splitlines()[-1])
@@ -69,12 +93,30 @@ def test_a_submitted_stage_runs(train_file: Path, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "runs/default/sft/manifest.json").read_text())["status"] == "complete"
 
 
-def test_a_job_that_must_leave_is_submitted_again() -> None:
-    pytest.importorskip("submitit")
-    from rbd_train.submit import Job
-
-    again = Job(["sft", "model=tiny"]).checkpoint()
-    assert again.function.words == ["sft", "model=tiny"]
+@pytest.mark.slow
+@pytest.mark.parametrize("told", [signal.SIGUSR2, signal.SIGTERM], ids=["time is up", "machine goes away"])
+def test_a_job_that_must_leave_is_queued_again_and_goes_on(
+    train_file: Path, tmp_path: Path, told: signal.Signals
+) -> None:
+    """Submitit calls the job's checkpoint in a signal handler, above the job's own wait for the child."""
+    words = ["sft", f"root={tmp_path / 'runs'}", f"train=[{train_file}]", "model=tiny", "trainer.max_steps=40"]
+    words += ["trainer.save_every=5"]
+    command = [sys.executable, "-m", "rbd_train.submit", "--here", "--logs", str(tmp_path / "logs"), *words]
+    with (tmp_path / "err").open("w") as err:
+        process = subprocess.Popen(command, stderr=err)
+    deadline = time.monotonic() + 240
+    while not any((tmp_path / "runs").glob("default/sft/checkpoints-*/checkpoint-*")):
+        assert process.poll() is None and time.monotonic() < deadline, (tmp_path / "err").read_text()[-2000:]
+        os.sched_yield()
+    (job,) = (
+        child for child in psutil.Process(process.pid).children(recursive=True)
+        if "submitit.core._submit" in child.cmdline()
+    )  # fmt: skip
+    job.send_signal(told)
+    assert process.wait() == 0, (tmp_path / "err").read_text()[-2000:]
+    (log,) = (tmp_path / "logs").glob("*_log.out")
+    assert "continuing from" in log.read_text()
+    assert json.loads((tmp_path / "runs/default/sft/manifest.json").read_text())["facts"]["steps"] == 40
 
 
 @pytest.mark.parametrize("script", sorted(path.name for path in (ROOT / "launch").glob("*.sh")))
@@ -148,8 +190,20 @@ def test_an_experiment_begins_with_its_command(path: Path) -> None:
     assert values["launch"] is None or (ROOT / "launch" / f"{values['launch']}.yaml").is_file()
     if stage == "sft":
         assert values["model"]["path"].startswith("deepseek-ai/") and values["seed"] == 3407
+        assert 0 < values["trainer"]["save_every"] <= 50, "a machine that goes away would cost the whole run"
 
 
-def test_adapters_are_refused_where_they_would_be_ignored(rbd: Callable[..., Any], train_file: Path) -> None:
-    said = rbd("distil", f"train={train_file}", "model=tiny", "teacher_path=tiny", "model.lora_rank=8")
-    assert said.code == 2 and "model.lora_rank=0" in said.err
+@pytest.mark.parametrize(
+    ("word", "told"),
+    [
+        ("model.lora_rank=8", "model.lora_rank=0"),  # it would be ignored
+        ("trainer.save_every=20", "does nothing with trainer.save_every=20"),
+        ("trainer.learning_rate=0.0", "trainer.learning_rate is 0.0"),
+        ("model.dtype=float16", "choose float32 or bfloat16"),
+        ("temperature=0.0", "both must be more than 0"),
+        ("beta=2.0", "beta is 2.0"),
+    ],
+)
+def test_what_distil_cant_do_is_refused(rbd: Callable[..., Any], train_file: Path, word: str, told: str) -> None:
+    said = rbd("distil", f"train={train_file}", "model=tiny", "teacher_path=tiny", word)
+    assert said.code == 2 and told in said.err

@@ -351,7 +351,7 @@ def test_machines_come_from_the_environment() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("launch", ["ddp", "zero2"])
+@pytest.mark.parametrize("launch", ["ddp", "zero2", "zero3"])
 def test_two_machines_on_loopback(single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str) -> None:
     import socket
 
@@ -389,10 +389,27 @@ def test_a_stale_build_lock_is_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("launch", ["zero2", "fsdp2"])
-def test_one_machine_asks_for_a_free_port(launch: str) -> None:
+def test_one_machine_asks_for_a_free_port(launch: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Else two launches at once take the default port, and each waits in the other's store."""
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     words, _ = workers.command(data_dir("launch") / f"{launch}.yaml", 2, machines({}))
     assert words[words.index("--main_process_port") + 1] == "0"
+
+
+@pytest.mark.parametrize(
+    ("gpus", "words", "told"),
+    [
+        (0, ("launch=fsdp2",), "launch=fsdp2 needs a GPU"),  # accelerate would train under DDP, and say nothing
+        (2, ("launch=zero2", "processes=3"), "processes=3, but 1 machine(s) with 2 GPU(s) each hold 2"),
+    ],
+)
+def test_what_these_machines_cant_launch_is_refused(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch,
+    gpus: int, words: Sequence[str], told: str,
+) -> None:  # fmt: skip
+    monkeypatch.setattr("torch.cuda.device_count", lambda: gpus)
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", *words)
+    assert said.code == 2 and told in said.err and "Traceback" not in said.err
 
 
 @pytest.mark.parametrize(
@@ -411,6 +428,15 @@ def test_what_cant_work_is_refused(
     said = rbd("sft", f"train=[{train_file}]", "model=tiny", *words)
     assert said.code == 2 and told in said.err and "Traceback" not in said.err
     assert not list(Path("runs/default/sft").glob("checkpoints-*"))
+
+
+@pytest.mark.slow
+def test_offload_gives_the_losses_of_one_process(single: Callable[..., Path], train_file: Path, tmp_path: Path) -> None:
+    """ZeRO-3 with weights and optimizer in host memory: DeepSpeed's cpu_adam is built, and steps as AdamW does."""
+    folder = train(tmp_path, train_file, "launch=zero3_offload", "processes=2", "trainer.micro_batch=2")
+    assert losses(folder) == pytest.approx(losses(single()), abs=1e-3)
+    assert json.loads((folder / "manifest.json").read_text())["facts"]["distributed"] == "DEEPSPEED"
+    assert speaks(folder / "model")
 
 
 def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.MonkeyPatch) -> None:

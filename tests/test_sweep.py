@@ -1,13 +1,18 @@
-"""Sweeps: the grid, optuna, seeds; run again, nothing is repeated, and what failed says why."""
+"""Sweeps: the grid, optuna, seeds, W&B's agents; run again, nothing is repeated, and what failed says why."""
 
 import json
+import os
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from rbd_train import sweep
+from rbd_train.config import data_dir
 from rbd_train.sweep import Result
 
 SEARCH = ("sft", "-m", "model=tiny", "trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.micro_batch=1,4")
@@ -68,3 +73,51 @@ def test_seeds_give_mean_and_spread(rbd: Callable[..., Any]) -> None:
     folders = list(Path("runs/default").glob("pairs-*"))
     seeds = sorted(json.loads((folder / "manifest.json").read_text())["config"]["seed"] for folder in folders)
     assert seeds == [0, 0, 1, 1] and "standard deviation" in said.out
+
+
+def test_seeds_begin_with_the_experiments(rbd: Callable[..., Any]) -> None:
+    """The trials fail, having no rows; which seeds they were given is written down all the same."""
+    said = rbd("sft", "-m", "experiment=r1_qwen_1_5b", "sweep.seeds=2")
+    folders = list(Path("runs/default").glob("sft-*"))
+    seeds = sorted(json.loads((folder / "manifest.json").read_text())["config"]["seed"] for folder in folders)
+    assert said.code == 1 and seeds == [3407, 3408] and " 3407 " in said.out
+
+
+def test_a_workers_own_reason_is_told() -> None:
+    """A launcher's last line is that a worker failed; a manifest of an earlier try tells nothing of this one."""
+    said, failed = "error: a worker failed\n", {"status": "failed", "reason": "DataError: no rows"}
+    assert sweep.why_failed(said, 1, failed | {"finished": 3.0}, 2.0) == "DataError: no rows"
+    assert sweep.why_failed(said, 1, failed | {"finished": 1.0}, 2.0) == "error: a worker failed"
+    assert sweep.why_failed("", -9, {}, 2.0) == "exit code -9"
+
+
+@pytest.mark.slow
+def test_what_failed_under_a_launch_says_why(rbd: Callable[..., Any]) -> None:
+    said = rbd("judgements", "-m", "launch=ddp", "processes=2")
+    told = " ".join(said.out.split())
+    assert said.code == 1 and "a worker of" in said.err
+    assert "has not run" in told and "failed with exit code" not in told
+
+
+def test_agents_of_wandb_give_each_trial_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """W&B's agent fills its macros in before it sets the run's id, and keeps what it has filled in."""
+    from wandb.wandb_agent import Agent
+
+    for key in ("WANDB_RUN_ID", "WANDB_SWEEP_PARAM_PATH", "WANDB_DIR"):  # the agent sets them for good
+        monkeypatch.setenv(key, str(tmp_path))
+    monkeypatch.delenv("WANDB_RUN_ID")
+    (tmp_path / "bin").mkdir()
+    shown = f'exec {sys.executable} -m rbd_train.app "$@" --cfg job > "{tmp_path}/$WANDB_RUN_ID"'
+    (tmp_path / "bin" / "rbd").write_text(f"#!{shutil.which('sh')}\n{shown}\n")
+    (tmp_path / "bin" / "rbd").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    given = yaml.safe_load((data_dir("launch") / "wandb" / "sweep.yaml").read_text())
+    agent = Agent(api=None, queue=None)
+    agent._sweep_command = given["command"]
+    for run_id in ("1e234567", "ab12cd34"):
+        words = {"trainer.learning_rate": {"value": 2e-5}, "trainer.eval_share": {"value": 0.1}}
+        agent._command_run({"run_id": run_id, "program": given["program"], "args": words})
+        assert agent._run_processes[run_id].wait() == 0
+        composed = yaml.safe_load((tmp_path / run_id).read_text())
+        assert composed["name"] == run_id and float(composed["trainer"]["learning_rate"]) == 2e-5
+        assert composed["from"] == "r1" and composed["wandb"]["mode"] == "online"
