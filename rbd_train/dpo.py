@@ -38,12 +38,16 @@ from rbd_train.training import (
     STOP_FILE,
     ModelConfig,
     accumulation,
+    layout,
     log_to,
     on_one_gpu,
+    own_optimizer,
     prepare_deepspeed,
     report_speed,
     set_precision,
     sharded,
+    to_continue,
+    told_settings,
     train_to_the_end,
 )
 from rbd_train.weights import model_card, save
@@ -69,7 +73,9 @@ class DpoTrainerConfig:
     weight_decay: float = 0.0
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool = False  # recompute activations in the backward pass, to save memory
-    save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: none
+    save_every: int = (
+        0  # optimizer steps between checkpoints that a killed run continues from; 0: on a signal and at the end
+    )
     log_every: int = 1  # optimizer steps
 
 
@@ -110,12 +116,14 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     reference = run.root / "reference" / f"{key}.json"
     settings = {name: value for name, value in vars(cfg.trainer).items() if name not in INNOCENT}
     checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), settings, cfg.seed])}"
+    continued = to_continue(checkpoints, facts_of(cfg.model, cfg.trainer), run)
     trainer = make_trainer(source, cfg.model, cfg.trainer, tokenizer, pairs, cfg.seed, checkpoints, reference, run)
     before = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
-    train_to_the_end(trainer, trainer.facts, checkpoints, run)
+    train_to_the_end(trainer, continued, run)
     after = trainer.log_probs(rows_of(held), cfg.trainer.reference_batch) if held else []
     rewards = rewards_of({pair.id: pair for pair in test}, held, before, after, cfg.trainer.beta)
-    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, vars(cfg.trainer), f"{len(pairs)} pairs.")
+    told = told_settings(cfg.model, cfg.trainer, cfg.launch, objective="dpo", plain_only=cfg.plain_only, seed=cfg.seed)
+    card = model_card(cfg.model.licence, cfg.model.path, run.inputs, told, f"{len(pairs)} pairs.")
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(pairs), sum(sum(map(len, pair[1:])) + len(pair.prompt_ids) for pair in pairs), run)
     run.write("rewards.jsonl", rewards)
@@ -223,12 +231,7 @@ def make_trainer(
     module: Any = load_model(source, model.dtype, "eager" if eager else None)
     if model.lora_rank:
         module = add_lora(module, model.lora_rank, model.lora_alpha, seed)
-    optimizer = None
-    if model.dtype == "bfloat16" and not sharding:
-        from rbd_train.master_adamw import MasterAdamW
-
-        placed = module.to(args.device)  # the trainer moves the weights alone, when it is made
-        optimizer = MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    optimizer = own_optimizer(module, model, settings, args.device)
     kind = PairTrainer
     if not cuda and world_size() == 1 and not sharding:
         from rbd_train.cpu import keep_freed_memory
@@ -240,11 +243,7 @@ def make_trainer(
         processing_class=tokenizer, data_collator=DataCollatorForPreference(pad_token_id=pad_id(tokenizer)),
         optimizers=(optimizer, None),
     )  # fmt: skip
-    facts = {
-        "processes": world_size(), "sharding": sharding, "objective": "dpo", "lora_rank": model.lora_rank,
-        "global_batch": settings.global_batch,
-    }  # fmt: skip
-    trainer.prepare_run(settings.global_batch, True, facts)
+    trainer.prepare_run(settings.global_batch, True, facts_of(model, settings))
     trainer.stopping = Stopping(run.folder / STOP_FILE)
     exact = model.dtype == "float32" and not args.bf16
     trainer.remove_callback(PrinterCallback)
@@ -257,6 +256,14 @@ def make_trainer(
         "reference": reference.name, "lora_rank": model.lora_rank,
     }  # fmt: skip
     return trainer
+
+
+def facts_of(model: ModelConfig, settings: DpoTrainerConfig) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return {
+        "processes": world_size(), "sharding": layout(), "objective": "dpo", "lora_rank": model.lora_rank,
+        "global_batch": settings.global_batch,
+    }  # fmt: skip
 
 
 def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool) -> Any:

@@ -1,6 +1,7 @@
 """DPO through the real command on the tiny model: it starts at ln 2, learns, and drops what can't teach."""
 
 import json
+import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from rbd_train.embedded import cache_folder
 from rbd_train.modelling import load_tokenizer
 from rbd_train.records import Preference, Turn
 from rbd_train.tiny import tiny_model
+from rbd_train.trainer import Stopping
 
 LN2 = 0.6931
 TRAIN = ("model=tiny", "trainer.max_steps=4", "trainer.learning_rate=1e-3", "trainer.micro_batch=4")
@@ -72,6 +74,24 @@ def test_it_starts_at_ln_2_and_margins_rise_and_a_batch_split_changes_nothing(
     assert said.code == 0 and "McNemar" in said.out, said.err
     summary = json.loads(Path("runs/both/before_after/metrics.json").read_text())
     assert summary["before_after.implicit.biased.default"]["n"] == 3
+
+
+def test_ctrl_c_saves_the_step_in_hand(rbd: Callable[..., Any], written: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rbd("dpo", "name=undisturbed", *TRAIN, *DATA).code == 0
+    end = Stopping.on_step_end
+
+    def interrupted(self: Stopping, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+        end(self, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stopping, "on_step_end", interrupted)
+        said = rbd("dpo", *TRAIN, *DATA)
+    assert said.code == 1 and "stopped after step 2 of 4" in said.err
+    said = rbd("dpo", *TRAIN, *DATA)
+    assert said.code == 0 and "continuing from" in said.out, said.err
+    assert losses("default") == pytest.approx(losses("undisturbed"), abs=1e-4)
 
 
 def test_a_stale_reference_stops_the_run_at_step_0(rbd: Callable[..., Any], written: None) -> None:  # A49

@@ -8,7 +8,9 @@ from typing import Any
 import pytest
 
 from rbd_train import sweep
+from rbd_train.store import write_rows
 from rbd_train.sweep import Result
+from tests.examples import example  # type: ignore[import-not-found]
 
 SEARCH = ("sft", "-m", "model=tiny", "trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.micro_batch=1,4")
 
@@ -68,3 +70,18 @@ def test_seeds_give_mean_and_spread(rbd: Callable[..., Any]) -> None:
     folders = list(Path("runs/default").glob("pairs-*"))
     seeds = sorted(json.loads((folder / "manifest.json").read_text())["config"]["seed"] for folder in folders)
     assert seeds == [0, 0, 1, 1] and "standard deviation" in said.out
+
+
+def test_trials_are_compared_under_one_name(rbd: Callable[..., Any]) -> None:
+    """One W&B group, one kind of job and one name per figure, whatever the trial's folder is called."""
+    from wandb.proto.wandb_internal_pb2 import RunRecord
+
+    write_rows(Path("train.jsonl"), [example(number, number % 2 == 0) for number in range(1, 9)])
+    words = ("model=tiny", "train=[train.jsonl]", "trainer.max_steps=1", "trainer.micro_batch=8", "wandb.mode=offline")
+    said = rbd("sft", *words, "trial=abc", "wandb.group=sweep-1")
+    assert said.code == 0, said.err
+    (file,) = Path("runs/default/sft-abc").glob("wandb/offline-*/*.wandb")
+    written = file.read_bytes()
+    for field in ({"run_group": "sweep-1"}, {"job_type": "sft"}, {"display_name": "default/sft-abc"}):
+        assert RunRecord(**field).SerializeToString() in written, field
+    assert b"sft/loss" in written and b"sft-abc/loss" not in written
