@@ -79,12 +79,14 @@ class Steady:
         return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
-        """Measure a held-out batch, and keep its summed loss and what it is the sum of."""
-        told = super().prediction_step(model, inputs, *args, **kwargs)  # type: ignore[misc]
-        count = (inputs["labels"] != -100).sum().to(told[0].device, torch.float64)
+        """Measure a held-out batch alone, whatever the other ranks hold; keep its summed loss and count its tokens."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach()
+        count = (inputs["labels"] != -100).sum().double()
         # a batch of filling alone has no mean
-        self._held.append(torch.stack([torch.where(count > 0, told[0].double() * count, 0.0), count]))
-        return told
+        self._held.append(torch.stack([torch.where(count > 0, loss.double() * count, 0.0), count]))
+        return loss, None, None
 
     def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
         """Take the mean over all tokens (a classifier's: rows), however they fell into batches and ranks (A47)."""
