@@ -183,17 +183,22 @@ def loaded(*words, **settings):
     found["partitioned"] = all(hasattr(weight, "ds_tensor") for weight in module.parameters())
     return module
 training.load_model = loaded
-def watched(kind):
-    step = kind.step
-    def stepped(self, *words, **settings):
-        flat = getattr(self, "grad_partitions_flat_buffer", None)
-        kept = [flat] if flat is not None else [g for group in self.averaged_gradients.values() for g in group or []]
-        whole = [p.grad for group in getattr(self, "bit16_groups", []) for p in group]
-        found["gradients"] = size([g for g in [*kept, *whole] if g is not None])
-        return step(self, *words, **settings)
-    kind.step = stepped
-for kind in (DeepSpeedZeroOptimizer, DeepSpeedZeroOptimizer_Stage3):
-    watched(kind)
+step, step3 = DeepSpeedZeroOptimizer.step, DeepSpeedZeroOptimizer_Stage3.step
+reduced = DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue
+def stepped(self, *words, **settings):
+    if self.partition_gradients:
+        found["gradients"] = size([g for group in self.averaged_gradients.values() for g in group or []])
+    return step(self, *words, **settings)
+def stepped3(self, *words, **settings):
+    found["gradients"] = size([self.grad_partitions_flat_buffer])
+    return step3(self, *words, **settings)
+def reducing(self, *words, **settings):  # ZeRO-1 holds them whole until here, in a storage that is the bucket's
+    if not self.partition_gradients:
+        whole = [p.grad for group in self.bit16_groups for p in group if p.grad is not None]
+        found["gradients"] = sum(gradient.numel() * gradient.element_size() for gradient in whole)
+    return reduced(self, *words, **settings)
+DeepSpeedZeroOptimizer.step, DeepSpeedZeroOptimizer_Stage3.step = stepped, stepped3
+DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue = reducing
 def size(tensors):
     seen = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(seen.values())
