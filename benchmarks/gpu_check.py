@@ -74,7 +74,12 @@ def report(out: Path) -> None:
     longest = sorted((len(row.input_ids) for row in rows), reverse=True)[:micro]
     supervised = sorted((sum(label != -100 for label in row.labels) for row in rows), reverse=True)[:micro]
     shape = Shape(
-        model_config({}, str(ROOT / "model")), "float32", 1, sum(longest), sum(supervised), trainer["recompute"]
+        model_config({}, str(ROOT / "model")),
+        "float32",
+        1,
+        sum(longest),
+        sum(supervised),
+        manifest["facts"]["recompute"],
     )
     gpu = torch.cuda.is_available()
     plan = plan_rank(shape, "zero3", manifest["world_size"], gpu=gpu)

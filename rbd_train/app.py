@@ -104,8 +104,7 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
         raise UsageError("root is empty; it names the folder of all runs, for example root=runs")
     if values["processes"] is not None and values["processes"] < 1:
         raise UsageError(f"processes is {values['processes']}; it must be at least 1")
-    folder = chosen.name if values["trial"] is None else f"{chosen.name}-{values['trial']}"
-    run = Run(Path(values["root"]), values["name"], folder, values["from"], values)
+    run = Run(Path(values["root"]), values["name"], chosen.name, values["from"], values)
     # a page shows the stages that stand there now; one that came since is no input of the old page, so none is skipped
     known = False if values["dry_run"] or chosen.name == "report" else run.finished()
     if known is not False:

@@ -145,7 +145,7 @@ def make_trainer(
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         max_completion_length=cfg.max_new_tokens, temperature=cfg.temperature, beta=cfg.beta,
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
+        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=bool(settings.recompute),
         use_cpu=not cuda, seed=cfg.seed, logging_steps=1, report_to="none", save_strategy="no", disable_tqdm=True,
         dataloader_pin_memory=cuda,
     )  # fmt: skip

@@ -40,12 +40,16 @@ from rbd_train.training import (
     STOP_FILE,
     ModelConfig,
     accumulation,
+    layout,
     log_to,
     on_one_gpu,
+    own_optimizer,
     prepare_deepspeed,
     report_speed,
     set_precision,
     sharded,
+    to_continue,
+    told_settings,
     train_to_the_end,
 )
 from rbd_train.weights import Kind, model_card, save
@@ -75,7 +79,7 @@ class DpoTrainerConfig:
     weight_decay: float = 0.0
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool = False  # recompute activations in the backward pass, to save memory
-    save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: none
+    save_every: int = 0  # optimizer steps between a killed run's checkpoints; 0: on a signal and at the end
     log_every: int = 1  # optimizer steps
 
 
@@ -122,17 +126,18 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     reference = run.root / "reference" / f"{key}.json"
     settings = {name: value for name, value in vars(cfg.trainer).items() if name not in INNOCENT}
     checkpoints = run.folder / f"checkpoints-{fingerprint([key, vars(cfg.model), settings, cfg.seed])}"
+    continued = to_continue(checkpoints, facts_of(cfg.model, cfg.trainer), run)
     trainer = make_trainer(source, cfg.model, cfg.trainer, tokenizer, pairs, cfg.seed, checkpoints, reference, run)
     before = measured(trainer, held, cfg.trainer.reference_batch, None)
-    train_to_the_end(trainer, trainer.facts, checkpoints, run)
+    train_to_the_end(trainer, continued, run)
     after = measured(trainer, held, cfg.trainer.reference_batch, before.tokens)
     by_id = {pair.id: pair for pair in test}
     rewards = rewards_of(by_id, held, before.sums, after.sums, cfg.trainer.beta)
     divergence = kl(before.tokens, after.tokens, [by_id[pair.id].group for pair in some(held)])
     table = rewards_table(rewards, cfg.model.path, divergence)
-    settings = {"seed": cfg.seed, "plain_only": cfg.plain_only, **vars(cfg.trainer)}
-    told = f"{len(pairs)} pairs, {len(held)} held-out ones."
-    card = model_card(PREFERRING, cfg.model.licence, cfg.model.path, run.inputs, settings, told, markdown(table))
+    told = told_settings(cfg.model, cfg.trainer, cfg.launch, objective="dpo", plain_only=cfg.plain_only, seed=cfg.seed)
+    rows = f"{len(pairs)} pairs, {len(held)} held-out ones."
+    card = model_card(PREFERRING, cfg.model.licence, cfg.model.path, run.inputs, told, rows, markdown(table))
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(pairs), sum(sum(map(len, pair[1:])) + len(pair.prompt_ids) for pair in pairs), run)
     run.write("rewards.jsonl", rewards)
@@ -251,12 +256,7 @@ def make_trainer(
     module: Any = load_model(source, model.dtype, "eager" if eager else None)
     if model.lora_rank:
         module = add_lora(module, model.lora_rank, model.lora_alpha, seed)
-    optimizer = None
-    if model.dtype == "bfloat16" and not sharding:
-        from rbd_train.master_adamw import MasterAdamW
-
-        placed = module.to(args.device)  # the trainer moves the weights alone, when it is made
-        optimizer = MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    optimizer = own_optimizer(module, model, settings, args.device)
     kind = PairTrainer
     if not cuda and world_size() == 1 and not sharding:
         from rbd_train.cpu import keep_freed_memory
@@ -268,11 +268,7 @@ def make_trainer(
         processing_class=tokenizer, data_collator=DataCollatorForPreference(pad_token_id=pad_id(tokenizer)),
         optimizers=(optimizer, None),
     )  # fmt: skip
-    facts = {
-        "processes": world_size(), "sharding": sharding, "objective": "dpo", "lora_rank": model.lora_rank,
-        "global_batch": settings.global_batch,
-    }  # fmt: skip
-    trainer.prepare_run(settings.global_batch, True, facts)
+    trainer.prepare_run(settings.global_batch, True, facts_of(model, settings))
     trainer.stopping = Stopping(run.folder / STOP_FILE)
     exact = model.dtype == "float32" and not args.bf16
     trainer.remove_callback(PrinterCallback)
@@ -285,6 +281,14 @@ def make_trainer(
         "reference": reference.name, "lora_rank": model.lora_rank,
     }  # fmt: skip
     return trainer
+
+
+def facts_of(model: ModelConfig, settings: DpoTrainerConfig) -> dict[str, Any]:
+    """Return what a checkpoint says of itself."""
+    return {
+        "processes": world_size(), "sharding": layout(), "objective": "dpo", "lora_rank": model.lora_rank,
+        "global_batch": settings.global_batch,
+    }  # fmt: skip
 
 
 def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool) -> Any:

@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 from rbd_train.errors import UsageError
 
 BUCKET = 5 * 10**8  # elements of DeepSpeed's default reduce bucket, which accelerate keeps
+TILE_ROWS, TILE_COLUMNS = 4096, 32768  # tokens and vocabulary that TRL's fused head scores at a time on a GPU
+SPARE = 0.9  # of a GPU's memory may be planned without recomputation: the planner's error is up to a tenth
 
 
 class States(NamedTuple):
@@ -26,7 +28,7 @@ class Activations(NamedTuple):
     """Bytes per rank of one forward and backward pass, beyond weights and gradients."""
 
     kept: int  # held for the backward pass, logits apart
-    logits: int  # of the supervised tokens
+    logits: int  # of the supervised tokens; on a GPU those of one tile
     peak: int  # all that is there at the worst moment: what is kept, logits, and what the moment itself needs
 
 
@@ -38,10 +40,11 @@ class Shape(NamedTuple):
     rows: int
     length: int
     completion: int
-    recompute: bool
+    recompute: bool | None  # None: not decided yet, see `settle`
     lora_rank: int = 0
     four_bit: bool = False
     bf16: bool = True  # whether a GPU computes in bfloat16
+    classifies: bool = False  # whether a two-label head is trained, which needs no logits over the vocabulary
 
 
 class Plan(NamedTuple):
@@ -58,16 +61,24 @@ class Plan(NamedTuple):
 
 
 def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
-    """Plan what one rank holds; `gpu`: ZeRO computes in bfloat16, and float32 weights are autocast."""
-    zero = sharding.startswith("zero")
-    dtype = "bfloat16" if gpu and zero and shape.bf16 else shape.dtype
-    total, trained, constant = sizes(shape.config, shape.lora_rank, dtype)
+    """Plan what one rank holds.
+
+    `gpu`: ZeRO and FSDP compute in bfloat16, float32 weights are autocast otherwise, and logits are scored in tiles.
+    """
+    zero, halves = sharding.startswith("zero"), gpu and shape.bf16
+    dtype = "bfloat16" if halves and zero else shape.dtype
+    total, trained, constant = sizes(shape.config, shape.lora_rank, dtype, shape.classifies)
     held = states(total, trained, dtype, sharding, processes, shape.four_bit)
+    # FSDP keeps float32 shards and gathers them as bfloat16, so that autocast casts, and keeps, nothing
+    computed = "bfloat16" if halves and sharding == "fsdp2" else dtype
+    head = "labels" if shape.classifies else "tiles" if gpu else "whole"
     passed = activations(
-        shape.config, dtype, shape.rows, shape.length, shape.completion, recompute=shape.recompute,
-        autocast=gpu and shape.bf16 and dtype == "float32", lora_rank=shape.lora_rank,
+        shape.config, computed, shape.rows, shape.length, shape.completion, recompute=bool(shape.recompute),
+        autocast=halves and computed == "float32", lora_rank=shape.lora_rank, head=head,
     )  # fmt: skip
     between = buffers(sharding, processes, total, trained, dtype) + constant
+    if sharding == "fsdp2" and processes > 1:
+        between += gathered_at_once(shape, computed)
     # MasterAdamW holds float32 gradients during its step, when no activation is left
     step = 4 * trained if dtype == "bfloat16" and not zero else 0
     peak = max(passed.peak, step)
@@ -76,13 +87,25 @@ def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
     return Plan(total, trained, held, passed, moment, between, total_bytes, held.host)
 
 
+def settle(shape: Shape, sharding: str, processes: int, room: float) -> tuple[Shape, Plan]:
+    """Plan one rank of a GPU of `room` bytes; recomputation that isn't decided is chosen only where it is needed."""
+    if shape.recompute is None:
+        shape = shape._replace(recompute=False)
+        plan = plan_rank(shape, sharding, processes, gpu=True)
+        if plan.total <= SPARE * room:
+            return shape, plan
+        shape = shape._replace(recompute=True)
+    return shape, plan_rank(shape, sharding, processes, gpu=True)
+
+
 def fitting(plan: Plan, bytes_per_rank: float, host_bytes: float, ranks_per_machine: int) -> bool:
     """Tell whether a plan fits in a rank's memory and its host's."""
     return plan.total <= bytes_per_rank and plan.host * ranks_per_machine <= host_bytes
 
 
 def check_states(
-    config: Any, dtype: str, lora_rank: int, four_bit: bool, sharding: str, processes: int, bf16: bool
+    config: Any, dtype: str, lora_rank: int, four_bit: bool, sharding: str, processes: int, bf16: bool,
+    classifies: bool = False,
 ) -> str:  # fmt: skip
     """Compare the states with this machine's memory before weights are loaded; returns a warning or nothing.
 
@@ -93,13 +116,11 @@ def check_states(
     import torch
 
     gpu = torch.cuda.is_available()
-    total, trained, _ = sizes(config, lora_rank, dtype)
+    total, trained, _ = sizes(config, lora_rank, dtype, classifies)
     working = "bfloat16" if gpu and bf16 and sharding.startswith("zero") else dtype
     held = states(total, trained, working, sharding, processes, four_bit)
     here = min(processes, torch.cuda.device_count()) if gpu else processes
-    # of this rank's own GPU: asking of another one opens a context there that stays
-    place = int(os.environ.get("LOCAL_RANK", "0"))
-    room = torch.cuda.mem_get_info(place)[1] if gpu else psutil.virtual_memory().total // here
+    room = gpu_memory() if gpu else psutil.virtual_memory().total // here
     need = held.weights + held.gradients + held.optimizer + (0 if gpu else held.host)
     told = f"weights, gradients and optimizer take {need / 2**30:.1f} GiB of {room / 2**30:.1f} GiB per process"
     host = psutil.virtual_memory().total
@@ -111,6 +132,13 @@ def check_states(
     if need > room:
         raise UsageError(f"{told}: it can't fit; `rbd plan` with the same keys says which setting would")
     return f"{told}; activations come on top: `rbd plan` tells" if need > 0.8 * room else ""
+
+
+def gpu_memory() -> int:
+    """Return the bytes of this rank's own GPU: asking of another one opens a context there that stays."""
+    import torch
+
+    return int(torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))[1])
 
 
 def sizes(config: Any, lora_rank: int, dtype: str, classifies: bool = False) -> tuple[int, int, int]:
@@ -162,9 +190,16 @@ def buffers(sharding: str, processes: int, total: int, trained: int, dtype: str)
     return width * BUCKET if sharding.startswith("zero") else 0
 
 
+def gathered_at_once(shape: Shape, dtype: str) -> int:
+    """Return the bytes of whole weights and gradients under FSDP: those of embedding and head, and of two layers."""
+    # one layer computes while the next one is gathered: as much as a model of two layers has
+    total, trained, _ = sizes(with_layers(shape.config, 2), shape.lora_rank, dtype, shape.classifies)
+    return (4 if dtype == "float32" else 2) * (total + trained)
+
+
 def activations(
     config: Any, dtype: str, rows: int, length: int, completion: int, attention: str = "sdpa", recompute: bool = False,
-    autocast: bool = False, lora_rank: int = 0,
+    autocast: bool = False, lora_rank: int = 0, head: str = "whole",
 ) -> Activations:  # fmt: skip
     """Track one forward and backward pass of a micro-batch under fake tensors.
 
@@ -178,14 +213,18 @@ def activations(
         recompute: whether layers are recomputed in the backward pass.
         autocast: compute float32 weights in bfloat16.
         lora_rank: of adapters; 0: every weight is trained.
+        head: how the loss is computed: whole (`cpu.CompletionTrainer`), tiles (TRL on a GPU) or labels (a classifier).
     """
     few, more = [
-        _tracked(config, layers, dtype, rows, length, completion, attention, recompute, autocast, lora_rank)
+        _tracked(config, layers, dtype, rows, length, completion, attention, recompute, autocast, lora_rank, head)
         for layers in (2, 3)
     ]
     # every layer is alike, so each adds the same: two and three layers give the line on which all lie
     kept, peak = (few[k] + (more[k] - few[k]) * (config.num_hidden_layers - 2) for k in range(2))
     width = 2 if autocast or dtype == "bfloat16" else 4
+    if head != "whole":
+        tile = min(rows * completion, TILE_ROWS) * min(config.vocab_size, TILE_COLUMNS) * width
+        return Activations(kept, tile if head == "tiles" else 0, peak)
     logits = rows * completion * config.vocab_size * (width + 4 + 4)  # as computed, in float32, and its log-softmax
     # of the logits their float32 log-softmax alone is still there after the forward pass
     return Activations(max(0, kept - rows * completion * config.vocab_size * 4), logits, peak)
@@ -193,21 +232,14 @@ def activations(
 
 def _tracked(
     config: Any, layers: int, dtype: str, rows: int, length: int, completion: int, attention: str, recompute: bool,
-    autocast: bool, lora_rank: int,
+    autocast: bool, lora_rank: int, head: str,
 ) -> tuple[int, int]:  # fmt: skip
     """Return what is kept after the forward pass, and the peak beyond weights and gradients."""
-    import copy
-
     import torch
     from torch.distributed._tools.mem_tracker import MemTracker
 
-    smaller = copy.deepcopy(config)
-    smaller.num_hidden_layers = layers
-    if getattr(smaller, "layer_types", None):
-        kinds = config.layer_types  # a model of one layer is measured with two and three
-        smaller.layer_types = [kinds[layer % len(kinds)] for layer in range(layers)]
     with fake() as made:
-        model = made(smaller, dtype, attention, lora_rank, False)
+        model = made(with_layers(config, layers), dtype, attention, lora_rank, head == "labels")
         ready(model, recompute, lora_rank)
         ids = torch.zeros(rows, length, dtype=torch.long)
         weights = sum(weight.numel() * weight.element_size() for weight in model.parameters())
@@ -222,7 +254,7 @@ def _tracked(
             )
         tracker.track_external(model, ids)
         with tracker:
-            loss = completion_loss(model, ids, completion, autocast)
+            loss = completion_loss(model, ids, completion, autocast, head)
             kept = _total(tracker, "current") - weights - gradients
             loss.backward()
         return kept, _total(tracker, "peak") - weights - gradients
@@ -237,15 +269,68 @@ def ready(model: Any, recompute: bool, lora_rank: int) -> None:
             model.enable_input_require_grads()
 
 
-def completion_loss(model: Any, ids: Any, completion: int, autocast: bool) -> Any:
-    """Return the loss of the last `completion` tokens of every row, as `cpu.CompletionTrainer` computes it."""
+def with_layers(config: Any, layers: int) -> Any:
+    """Return a config of fewer layers, or of more: a model of one layer is measured with two and three."""
+    import copy
+
+    other = copy.deepcopy(config)
+    other.num_hidden_layers = layers
+    if getattr(other, "layer_types", None):
+        kinds = config.layer_types
+        other.layer_types = [kinds[layer % len(kinds)] for layer in range(layers)]
+    return other
+
+
+def completion_loss(model: Any, ids: Any, completion: int, autocast: bool, head: str = "whole") -> Any:
+    """Return the loss of the last `completion` tokens of every row (`head`: see `activations`)."""
     import torch
 
     module = model.get_base_model() if hasattr(model, "peft_config") else model
     with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+        if head == "labels":
+            module.config.pad_token_id = 0  # more rows than one ask for it
+            logits = module(input_ids=ids, use_cache=False).logits.float()
+            return torch.nn.functional.cross_entropy(logits, torch.zeros(len(ids), dtype=torch.long))
         hidden = module.base_model(input_ids=ids, use_cache=False).last_hidden_state
-        logits = module.get_output_embeddings()(hidden[:, -completion - 1 : -1].flatten(0, 1)).float()
+        scored = hidden[:, -completion - 1 : -1].flatten(0, 1)
+        if head == "tiles":
+            tile = torch.bfloat16 if autocast else scored.dtype
+            return _tiled_head()(scored, module.get_output_embeddings().weight, tile)
+        logits = module.get_output_embeddings()(scored).float()
         return torch.nn.functional.cross_entropy(logits, ids[:, -completion:].flatten())
+
+
+def _tiled_head() -> Any:
+    """Return a function that takes the memory of TRL's fused head (trl/kernels/chunked_logprob.py), and computes none.
+
+    Forward and backward hold one tile of logits; gradients of hidden states and of the head gather in float32.
+    """
+    import torch
+
+    class Tiled(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx: Any, hidden: Any, weight: Any, dtype: Any) -> Any:
+            ctx.save_for_backward(hidden, weight)
+            ctx.dtype = dtype
+            tile(hidden, weight, dtype)
+            return hidden.new_zeros(())
+
+        @staticmethod
+        def backward(ctx: Any, *given: Any) -> Any:
+            hidden, weight = ctx.saved_tensors
+            sums = [
+                torch.zeros_like(part, dtype=torch.float32) if needed else None
+                for part, needed in zip((hidden, weight), ctx.needs_input_grad, strict=False)
+            ]
+            tile(hidden, weight, ctx.dtype)
+            return *(s if s is None else s.to(p.dtype) for s, p in zip(sums, (hidden, weight), strict=True)), None
+
+    def tile(hidden: Any, weight: Any, dtype: Any) -> None:
+        held = hidden.new_empty((min(len(hidden), TILE_ROWS), min(len(weight), TILE_COLUMNS)), dtype=dtype)
+        part = weight[:TILE_COLUMNS].to(dtype)
+        del held, part
+
+    return Tiled.apply
 
 
 def model_config(shape: Mapping[str, Any], source: str | None) -> Any:

@@ -1,7 +1,7 @@
 """Say before a run what each rank's memory holds, whether it fits, what would make it fit, and what it costs.
 
-Nothing is loaded: states are counted, activations tracked by torch on fake tensors. `rbd sft` asks the same before it
-loads weights.
+Nothing is loaded: states are counted, activations tracked by torch on fake tensors. `rbd sft` counts the same states
+before it loads weights, and on a GPU plans the pass of its longest rows too.
 
     rbd plan model=r1_qwen_14b launch=zero3 gpus=8 gpu_gb=80
     rbd plan experiment=r1_qwen_7b gpus=1 gpu_gb=80 gpu=H100
@@ -12,11 +12,11 @@ from typing import NamedTuple
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import UsageError
-from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, sizes
+from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle, sizes
 from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
 from rbd_train.throughput import PEAK
-from rbd_train.training import ModelConfig, TrainerConfig, accumulation
+from rbd_train.training import OBJECTIVES, ModelConfig, TrainerConfig, accumulation
 
 GIB = 2**30
 LAUNCHES = ("ddp", "zero1", "zero2", "zero3", "zero3_offload", "fsdp2")
@@ -28,6 +28,7 @@ class PlanConfig(BaseConfig):
 
     model: ModelConfig = field(default_factory=lambda: ModelConfig("embedded"))  # what to train (conf/model)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)  # how to train
+    objective: str = "reasoning"  # reasoning, label (the verdict alone) or classifier (a two-label head)
     gpus: int = 8  # over all machines; with more than one and no launch, ddp is meant
     gpu_gb: float = 80.0  # memory of one, in GiB
     host_gb: float = 1024.0  # memory of one machine, in GiB, for CPU offload
@@ -55,17 +56,19 @@ def main(cfg: PlanConfig, run: Run) -> float | None:
         raise UsageError(f"gpu is {cfg.gpu!r}, whose speed isn't known; choose one of {', '.join(PEAK)}")
     if sharding and sharding not in LAUNCHES:
         raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
+    if cfg.objective not in OBJECTIVES:
+        raise UsageError(f"objective is {cfg.objective!r}; choose one of {', '.join(OBJECTIVES)}")
     accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus)
-    shape = shape_of(cfg.model, cfg.trainer, cfg.completion_tokens)
+    shape = shape_of(cfg.model, cfg.trainer, cfg.objective, cfg.completion_tokens)
+    shape, plan = settle(shape, sharding, cfg.gpus, cfg.gpu_gb * GIB)
     here = Setting(sharding, cfg.gpus, shape)
-    plan = plan_rank(here.shape, here.sharding, here.gpus, gpu=True)
     run.table(memory_table(here, plan, cfg.gpu_gb))
     fits = fitting(plan, cfg.gpu_gb * GIB, cfg.host_gb * GIB, min(cfg.gpus, cfg.gpus_per_machine))
     run.say(f"{'It fits' if fits else 'It does not fit'} in {cfg.gpu_gb:g} GiB per GPU.")
     if not fits:
         run.table(ways_table(here, cfg))
     run.table(cost_table(shape, cfg))
-    run.facts |= {"fits": fits, "bytes": plan._asdict()}
+    run.facts |= {"fits": fits, "recompute": shape.recompute, "bytes": plan._asdict()}
     return plan.total / GIB
 
 
@@ -77,14 +80,18 @@ class Setting(NamedTuple):
     shape: Shape
 
 
-def shape_of(model: ModelConfig, trainer: TrainerConfig, completion: int) -> Shape:
+VERDICT = 3  # tokens of Yes or No, and EOS, at most
+
+
+def shape_of(model: ModelConfig, trainer: TrainerConfig, objective: str, completion: int) -> Shape:
     """Take the longest row there may be: memory must do for it."""
     share = min(1.0, completion / 1150)  # of a row that carries loss; the longest row's completion is as much of it
+    supervised = VERDICT if objective == "label" else max(1, round(share * trainer.max_length))
     return Shape(
         config=model_config(model.shape, None if model.shape else resolve_model(model.path)),
         dtype=model.dtype, rows=trainer.micro_batch,
-        length=trainer.max_length, completion=max(1, round(share * trainer.max_length)), recompute=trainer.recompute,
-        lora_rank=model.lora_rank, four_bit=model.four_bit, bf16=trainer.bf16 is not False,
+        length=trainer.max_length, completion=supervised, recompute=trainer.recompute, lora_rank=model.lora_rank,
+        four_bit=model.four_bit, bf16=trainer.bf16 is not False, classifies=objective == "classifier",
     )  # fmt: skip
 
 
@@ -101,8 +108,10 @@ def memory_table(setting: Setting, plan: Plan, gpu_gb: float) -> Table:
     return Table(
         name="plan", title="Memory of one rank", columns=("what", "bytes", "GiB"), rows=rows,
         note=f"{plan.parameters} parameters, {plan.trained} trained; {setting.sharding or 'one process'} on "
-        f"{setting.gpus} GPU(s) of {gpu_gb:g} GiB; {shape.rows} row(s) x {shape.length} tokens, {shape.completion} of "
-        "them supervised. Activations: torch's memory tracker on fake tensors, attention as FlashAttention keeps it.",
+        f"{setting.gpus} GPU(s) of {gpu_gb:g} GiB; {shape.rows} row(s) x {shape.length} tokens, "
+        f"{'a label each' if shape.classifies else f'{shape.completion} of them supervised'}; activations "
+        f"{'recomputed' if shape.recompute else 'kept'}: torch's memory tracker on fake tensors, attention as "
+        f"FlashAttention keeps it.{' What FSDP gathers is counted, not yet measured.' * (setting.sharding == 'fsdp2')}",
     )  # fmt: skip
 
 
@@ -142,7 +151,7 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
 
 def cost_table(shape: Shape, cfg: PlanConfig) -> Table:
     """Show tokens, time and money; what isn't known is a dash."""
-    total, trained, _ = sizes(shape.config, shape.lora_rank, "bfloat16")
+    total, trained, _ = sizes(shape.config, shape.lora_rank, "bfloat16", shape.classifies)
     tokens = cfg.rows * cfg.row_tokens * cfg.trainer.epochs
     if cfg.trainer.max_steps > 0:
         tokens = cfg.trainer.max_steps * cfg.trainer.global_batch * cfg.row_tokens

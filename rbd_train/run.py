@@ -50,9 +50,9 @@ class Run:
     """One stage of one named run: reads inputs, writes outputs, and says in `manifest.json` what happened."""
 
     def __init__(self, root: Path, name: str, stage: str, source: str, config: Mapping[str, Any]) -> None:
-        """Name the folder `<root>/<name>/<stage>`; `source` is the run that inputs come from by default."""
+        """Name the folder `<root>/<name>/<stage>`, a trial's with its suffix; `source` names the run of the inputs."""
         self.root, self.name, self.stage, self.source = root, name, stage, source
-        self.folder = root / name / stage
+        self.folder = root / name / (stage if config.get("trial") is None else f"{stage}-{config['trial']}")
         self.config = config
         self.main = rank() == 0
         self.inputs: dict[str, dict[str, Any]] = {}
@@ -293,7 +293,7 @@ class Run:
 
         self._tracker = wandb.init(
             project=settings["project"], entity=settings["entity"], group=settings["group"] or self.name,
-            job_type=self.stage, name=f"{self.name}/{self.stage}", dir=str(self.folder), mode=settings["mode"],
+            job_type=self.stage, name=f"{self.name}/{self.folder.name}", dir=str(self.folder), mode=settings["mode"],
             config=dict(self.config), reinit="finish_previous",
             settings=wandb.Settings(silent=True, save_code=False, disable_git=True),
         )  # fmt: skip

@@ -9,7 +9,7 @@ the context ends with `<think>\n\n</think>\n\n`, and loss is on `Yes|No` and EOS
 """
 
 import shutil
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,15 +20,18 @@ from rbd_train.hub import upload
 from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render_example, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
-from rbd_train.run import Run, Table
+from rbd_train.run import Cell, Run, Table
 from rbd_train.store import fingerprint
 from rbd_train.training import (
     INNOCENT,
     ModelConfig,
     TrainerConfig,
     facts_of,
+    held_out_loss,
     make_trainer,
     report_speed,
+    to_continue,
+    told_settings,
     train_to_the_end,
 )
 from rbd_train.weights import DETECTOR, model_card, save
@@ -58,18 +61,22 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     tokenizer = load_tokenizer(source, reasoning=cfg.objective != "classifier", thinking=cfg.objective == "reasoning")
     training, held_back = split(examples, cfg.trainer.eval_share, cfg.seed)
     rows = keep_trainable(render(tokenizer, training, cfg.objective), cfg.trainer.max_length)
-    evaluated = keep_trainable(render(tokenizer, held_back, cfg.objective), cfg.trainer.max_length).kept
-    run.table(rows_table(rows))
+    held = keep_trainable(render(tokenizer, held_back, cfg.objective), cfg.trainer.max_length)
+    run.table(rows_table({"train": rows} | ({"held back": held} if cfg.trainer.eval_share else {})))
     check_rows(rows, cfg.trainer.max_length, cfg.trainer.max_drop_share)
+    check_held(held, cfg.trainer.eval_share, cfg.trainer.max_length)
     if cfg.objective != "classifier":
         run.say(preview(tokenizer, rows.kept[0]))
     checkpoints = run.folder / f"checkpoints-{key_of(cfg, run)}"
+    continued = to_continue(checkpoints, facts_of(cfg.model, cfg.trainer, cfg.objective), run)
     trainer = make_trainer(
-        source, cfg.model, tokenizer, rows.kept, evaluated, cfg.trainer, cfg.objective, cfg.seed, checkpoints, run
+        source, cfg.model, tokenizer, rows.kept, held.kept, cfg.trainer, cfg.objective, cfg.seed, checkpoints, run
     )
-    train_to_the_end(trainer, facts_of(cfg.model, cfg.trainer, cfg.objective), checkpoints, run)
-    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    settings = {"objective": cfg.objective, "seed": cfg.seed, **vars(cfg.trainer)}
+    train_to_the_end(trainer, continued, run)
+    chosen = ", ".join(cfg.biases) or "all"
+    settings = told_settings(
+        cfg.model, cfg.trainer, cfg.launch, objective=cfg.objective, biases=chosen, seed=cfg.seed
+    )  # fmt: skip
     card = model_card(DETECTOR, cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows.")
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
@@ -78,7 +85,9 @@ def main(cfg: SftConfig, run: Run) -> float | None:
         if cfg.push_to_hub is not None:
             upload(cfg.push_to_hub, "model", run.folder / "model")
         shutil.rmtree(checkpoints, ignore_errors=True)
-    return float(losses[-1]["loss"])
+    losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
+    measured = held_out_loss(trainer)
+    return losses[-1] if measured is None else measured
 
 
 def choose(examples: Sequence[Example], biases: Sequence[str]) -> list[Example]:
@@ -137,16 +146,21 @@ def keep_trainable(rendered: Sequence[Rendered], max_length: int) -> Rows:
     return Rows(trainable, len(rendered) - len(kept), len(kept) - len(trainable))
 
 
-def rows_table(rows: Rows) -> Table:
-    """Count rows kept, too long, without a trainable token."""
-    lengths = sorted(len(row.input_ids) for row in rows.kept)
-    trained = sum(label != -100 for row in rows.kept for label in row.labels)
-    middle = lengths[len(lengths) // 2] if lengths else None
+def rows_table(splits: Mapping[str, Rows]) -> Table:
+    """Count rows kept, too long, without a trainable token: of those to train on, and of those held back."""
+    counts: list[tuple[Cell, ...]] = []
+    for name, rows in splits.items():
+        lengths = sorted(len(row.input_ids) for row in rows.kept)
+        trained = sum(label != -100 for row in rows.kept for label in row.labels)
+        middle = lengths[len(lengths) // 2] if lengths else None
+        longest = lengths[-1] if lengths else None
+        counts.append(
+            (name, len(rows.kept), rows.too_long, rows.untrainable, middle, longest, sum(lengths), trained)
+        )  # fmt: skip
     return Table(
         name="sft", title="Rows to train on",
-        columns=("kept", "too long", "without a trainable token", "median tokens", "longest", "tokens", "with loss"),
-        rows=((len(rows.kept), rows.too_long, rows.untrainable, middle, lengths[-1] if lengths else None,
-               sum(lengths), trained),),
+        columns=("split", "kept", "too long", "without a trainable token", "median tokens", "longest", "tokens",
+                 "with loss"), rows=tuple(counts),
     )  # fmt: skip
 
 
@@ -165,6 +179,19 @@ def check_rows(rows: Rows, max_length: int, max_drop_share: float) -> None:
         raise DataError(
             f"sft: {rows.too_long} of {total} rows exceed trainer.max_length={max_length} tokens; "
             f"raise it, or trainer.max_drop_share (now {max_drop_share})"
+        )
+
+
+def check_held(held: Rows, share: float, max_length: int) -> None:
+    """Stop where a loss is to be measured, but on nothing.
+
+    Raises:
+        DataError: names trainer.eval_share and trainer.max_length.
+    """
+    if share and not held.kept:
+        raise DataError(
+            f"sft: trainer.eval_share={share} leaves no row to measure the loss on: {held.too_long} held-back rows "
+            f"exceed trainer.max_length={max_length} tokens; raise it, or the share"
         )
 
 

@@ -5,8 +5,8 @@ import time
 from typing import Any, NamedTuple
 
 PEAK = {  # dense bfloat16 FLOP/s of one GPU, from the makers' data sheets
-    "H200": 989e12, "H100 PCIe": 756e12, "H100": 989e12, "A100": 312e12, "B200": 2250e12, "L40S": 362e12, "L4": 121e12,
-    "A10G": 70e12, "A10": 125e12,
+    "H200 NVL": 835e12, "H200": 989e12, "H100 PCIe": 756e12, "H100 NVL": 835e12, "H100": 989e12, "A100": 312e12,
+    "B200": 2250e12, "L40S": 362e12, "L4": 121e12, "A10G": 70e12, "A10": 125e12,
 }  # fmt: skip
 
 
@@ -29,8 +29,8 @@ class Throughput:
         self.device, self.tokens, self.positions, self.attended = device, 0, 0, 0
         self.started = self.ended = time.perf_counter()
         named = list(model.named_parameters())
-        # an embedding is looked up; a ZeRO-3 parameter holds its shape apart
-        sizes = {name: getattr(weight, "ds_numel", weight.numel()) for name, weight in named}
+        # an embedding is looked up
+        sizes = {name: numbers_in(weight) for name, weight in named}
         lookup = 0 if getattr(config, "tie_word_embeddings", False) else config.vocab_size * config.hidden_size
         self.weights = sum(sizes.values()) - lookup
         self.trained = sum(sizes[name] for name, weight in named if weight.requires_grad) / max(1, sum(sizes.values()))
@@ -69,6 +69,12 @@ class Throughput:
             int(tokens), tokens / max(seconds, 1e-9), 1 - tokens / positions if positions else 0.0,
             flops / seconds / ranks / known if known else None, int(bytes_),
         )  # fmt: skip
+
+
+def numbers_in(weight: Any) -> int:
+    """Count a parameter's numbers: a ZeRO-3 one holds its shape apart, and so does a 4-bit one, packed two a byte."""
+    packed = getattr(weight, "quant_state", None)
+    return int(packed.shape.numel() if packed is not None else getattr(weight, "ds_numel", weight.numel()))
 
 
 def gpu_peak(name: str) -> float | None:

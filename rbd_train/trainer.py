@@ -1,7 +1,8 @@
 """TRL's SFTTrainer and transformers' Trainer, with what training at scale needs besides.
 
 Rows come in an order that depends on seed and global batch alone, so that losses don't change with micro-batch,
-accumulation or the number of processes; checkpoints appear whole or not at all; SIGTERM stops after the step in hand.
+accumulation or the number of processes; checkpoints appear whole or not at all; SIGTERM and Ctrl-C stop after the step
+in hand; a held-out loss is one mean over its tokens.
 """
 
 import os
@@ -19,6 +20,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from rbd_train.checkpoints import check_loads, discard_older, saving, seal
+from rbd_train.errors import DataError
 from rbd_train.throughput import Throughput
 
 
@@ -56,8 +58,11 @@ class Steady:
     """What both trainers share; goes before one of them in the bases."""
 
     stopping: "Stopping"
+    saved_step = -1  # the last one that a checkpoint was written after
+    unsaved = ""  # why the checkpoint after the last step could not be written
     _part: Path | None = None
     _checked = False
+    _held: list[torch.Tensor]
 
     def prepare_run(self: Any, global_batch: int, grouped: bool, facts: dict[str, Any]) -> None:
         """Take what transformers' arguments have no place for; `facts` go into each checkpoint."""
@@ -73,6 +78,26 @@ class Steady:
         self.throughput.note(inputs)
         return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc,no-any-return]
 
+    def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
+        """Measure a held-out batch alone, whatever the other ranks hold; keep its summed loss and count its tokens."""
+        inputs = self._prepare_inputs(inputs)
+        with torch.no_grad(), self.compute_loss_context_manager():
+            loss = self.compute_loss(model, inputs).detach()
+        count = (inputs["labels"] != -100).sum().double()
+        # a batch of filling alone has no mean
+        self._held.append(torch.stack([torch.where(count > 0, loss.double() * count, 0.0), count]))
+        return loss, None, None
+
+    def evaluation_loop(self: Any, *args: Any, **kwargs: Any) -> Any:
+        """Take the mean over all tokens (a classifier's: rows), however they fell into batches and ranks (A47)."""
+        self._held = []
+        output = super().evaluation_loop(*args, **kwargs)  # type: ignore[misc]
+        held = torch.stack(self._held).sum(0)
+        if distributed.is_available() and distributed.is_initialized():
+            distributed.all_reduce(held)
+        output.metrics["eval_loss"] = float(held[0] / held[1])
+        return output
+
     def create_model_card(self, *args: Any, **kwargs: Any) -> None:
         """Write none: checkpoints need no card, and the final one is written by `weights.save`."""
 
@@ -80,6 +105,15 @@ class Steady:
         return str(self._part) if self._part else str(super()._get_output_dir(trial))  # type: ignore[misc]
 
     def _save_checkpoint(self: Any, model: Any, trial: Any = None) -> None:
+        """Write a checkpoint; where the one after the last step can't be written, the weights alone may still fit."""
+        try:
+            self._write_checkpoint(model, trial)
+        except DataError as error:
+            if self.state.global_step < self.state.max_steps or self.accelerator.num_processes > 1:
+                raise
+            self.unsaved = str(error)
+
+    def _write_checkpoint(self: Any, model: Any, trial: Any) -> None:
         """Write a checkpoint beside the others, and let it take its name when every rank is done."""
         folder = Path(self.args.output_dir)
         name = f"checkpoint-{self.state.global_step}"
@@ -102,6 +136,7 @@ class Steady:
                 os.replace(folder / "part" / name, folder / name)
                 discard_older(folder, name)
         self.accelerator.wait_for_everyone()
+        self.saved_step = self.state.global_step
 
 
 class Distiller(Steady, SFTTrainer):  # type: ignore[misc]
@@ -135,7 +170,7 @@ class Classifier(Steady, Trainer):  # type: ignore[misc]
         out = model(input_ids=inputs["input_ids"], attention_mask=inputs["attention_mask"])
         total = torch.nn.functional.cross_entropy(out.logits.float(), inputs["labels"], reduction="sum")
         if num_items_in_batch is None:
-            loss = total / len(inputs["labels"])
+            loss = total / (inputs["labels"] != -100).sum().clamp(min=1)
         else:
             loss = total / num_items_in_batch * self.accelerator.num_processes  # DDP and ZeRO average over ranks
         return (loss, out) if return_outputs else loss
@@ -145,16 +180,28 @@ class StoppedInEvaluation(Exception):
     """Leave an evaluation: the step before it is done, so a checkpoint can be written at once."""
 
 
+class AlreadyTrained(Exception):
+    """Leave training at its start: the checkpoint is of the last step, and transformers would take one more."""
+
+
 class Stopping(TrainerCallback):  # type: ignore[misc]
-    """Stop after the step in hand when SIGTERM came, or the launching process left its stop file."""
+    """Stop after the step in hand when SIGTERM or Ctrl-C came, or the launching process left its stop file."""
 
     def __init__(self, file: Path) -> None:
-        """Watch a file, and SIGTERM from now on."""
+        """Watch a file, and both signals from now on."""
         self.file, self.signalled, self.stopped = file, False, False
-        self.before = signal.signal(signal.SIGTERM, self._note)
+        self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
 
-    def _note(self, *_: Any) -> None:
+    def _note(self, number: int, frame: Any) -> None:
+        # a launcher may pass one Ctrl-C on that the terminal has sent to its workers too
+        if number == signal.SIGINT and self.signalled and "LOCAL_RANK" not in os.environ:
+            raise KeyboardInterrupt
         self.signalled = True
+
+    def restore(self) -> None:
+        """Give the signals back."""
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
 
     def asked(self, device: torch.device) -> bool:
         """Tell whether any rank was asked to stop; all ranks get one answer."""
@@ -164,6 +211,11 @@ class Stopping(TrainerCallback):  # type: ignore[misc]
             distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
             return bool(flag.item())
         return mine
+
+    def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        """Leave where nothing is left to train."""
+        if state.global_step >= state.max_steps:
+            raise AlreadyTrained
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Save and stop where asked to."""
@@ -179,15 +231,32 @@ class Stopping(TrainerCallback):  # type: ignore[misc]
 
 
 def train(trainer: Any, checkpoint: str | None) -> None:
-    """Train to the end, or to a checkpoint where `trainer.stopping.stopped` says so."""
+    """Train to the end, or to a checkpoint where `trainer.stopping.stopped` says so.
+
+    After the last step a checkpoint is written in any case, so that no later fault loses it, and the loss on what is
+    held back is measured.
+    """
     trainer.throughput.started = time.perf_counter()
     try:
-        trainer.train(resume_from_checkpoint=checkpoint)
+        try:
+            trainer.train(resume_from_checkpoint=checkpoint)
+        except AlreadyTrained:
+            trainer.saved_step = trainer.state.global_step
+        trainer.throughput.ended = time.perf_counter()
+        if trainer.stopping.stopped:
+            return
+        if trainer.saved_step != trainer.state.global_step:
+            trainer._save_checkpoint(trainer.model)
+        history = trainer.state.log_history
+        measured = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
+        if trainer.eval_dataset is not None and not measured:
+            trainer.evaluate()
     except StoppedInEvaluation:
-        trainer._save_checkpoint(trainer.model)
+        trainer.throughput.ended = time.perf_counter()
+        if trainer.saved_step != trainer.state.global_step:
+            trainer._save_checkpoint(trainer.model)
     finally:
-        signal.signal(signal.SIGTERM, trainer.stopping.before)
-    trainer.throughput.ended = time.perf_counter()
+        trainer.stopping.restore()
 
 
 def merged(kind: Any, source: str, dtype: str, adapter: Path) -> Any:

@@ -1,7 +1,7 @@
 """How a detector is trained: the settings, and TRL's trainer set up from them.
 
 TRL owns the loop; `trainer.py` adds to it what a detector at scale needs: row order by global batch, whole checkpoints,
-stopping on SIGTERM, and what was processed per second.
+stopping on SIGTERM and Ctrl-C, and what was processed per second.
 """
 
 import importlib.util
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.checkpoints import check_fits, newest_whole
 from rbd_train.errors import DataError, IncompleteError, UsageError
-from rbd_train.memory import check_states, model_config
+from rbd_train.memory import Shape, check_states, gpu_memory, model_config, settle
 from rbd_train.modelling import Rendered, add_lora, load_model, pad_id
 from rbd_train.run import Run, world_size
 from rbd_train.store import canonical, write_whole
@@ -55,13 +55,15 @@ class TrainerConfig:
     scheduler: str = "cosine"
     weight_decay: float = 0.01
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
-    recompute: bool = False  # recompute activations in the backward pass, to save memory
+    recompute: bool | None = None  # recompute activations, to save memory; null: where a GPU's memory needs it
     group_by_length: bool = True  # batch rows of like length, to pad less
     padding_free: bool | None = None  # lay a batch's rows end to end, unpadded; null: with FlashAttention
     liger: bool | None = None  # Liger's kernels; null: where they are installed and a GPU is at hand
     eval_share: float = 0.0  # share of the groups held back to measure the loss on
     eval_every: int = 20  # optimizer steps between those measurements
-    save_every: int = 0  # optimizer steps between checkpoints that a killed run continues from; 0: on SIGTERM alone
+    save_every: int = (
+        0  # optimizer steps between checkpoints that a killed run continues from; 0: on a signal and at the end
+    )
     log_every: int = 1  # optimizer steps
 
 
@@ -100,22 +102,22 @@ def make_trainer(
     cuda, sharding = torch.cuda.is_available(), sharded()
     check_settings(model, settings, objective, cuda, sharding)
     prepare_deepspeed(cuda)
-    config = model_config(model.shape, source)
-    laid_out = "zero3_offload" if offloads() else sharding
-    halves = settings.bf16 is not False
-    warning = check_states(config, model.dtype, model.lora_rank, model.four_bit, laid_out, world_size(), halves)
+    shape = longest_pass(model_config(model.shape, source), model, settings, rows, objective)
+    warning = check_states(
+        shape.config, model.dtype, model.lora_rank, model.four_bit, layout(), world_size(), shape.bf16,
+        shape.classifies,
+    )  # fmt: skip
     if warning:
         run.say(warning)
-    # the arguments come first: under ZeRO-3 they announce that weights are to be sharded while they load (A45)
-    args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back), objective != "classifier")
-    module = load_trained(source, model, tokenizer, rows, settings, objective, cuda, seed)
-    optimizer = None
-    if model.dtype == "bfloat16" and not sharding:
-        from rbd_train.master_adamw import MasterAdamW
-
-        # masters are made where the weights will be: the trainer moves the weights alone, when it is made
-        placed = module if model.four_bit else module.to(args.device)
-        optimizer = MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    recompute = settle_here(shape, gpu_memory(), run) if cuda else bool(settings.recompute)
+    # the arguments come before the model: under ZeRO-3 they announce that weights are sharded while they load (A45)
+    joins, flash = objective != "classifier", flash_fits(model.dtype, settings.bf16, cuda)
+    args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back), joins, flash)
+    recompute = agreed(recompute, args.device)
+    args.activation_checkpointing = args.gradient_checkpointing = recompute
+    module = load_trained(source, model, tokenizer, rows, settings, objective, cuda, flash, seed)
+    optimizer = own_optimizer(module, model, settings, args.device)
+    held_back = filled(held_back, settings.micro_batch * world_size())
     kind: Any = Classifier if objective == "classifier" else Distiller
     if not cuda and not sharding and world_size() == 1:
         from rbd_train.cpu import CompletionTrainer, keep_freed_memory
@@ -136,8 +138,45 @@ def make_trainer(
         "distributed": str(trainer.accelerator.distributed_type).removeprefix("DistributedType."),
         "global_batch": settings.global_batch, "accumulation": args.gradient_accumulation_steps,
         "attention": getattr(module.config, "_attn_implementation", None), "padding_free": args.padding_free,
+        "recompute": recompute,
     }  # fmt: skip
     return trainer
+
+
+def longest_pass(
+    config: Any, model: ModelConfig, settings: TrainerConfig, rows: Sequence[Rendered], objective: str
+) -> Shape:
+    """Return the shape of the largest micro-batch there may be: memory must do for it."""
+    most = sorted(rows, key=lambda row: -len(row.input_ids))[: settings.micro_batch]
+    return Shape(
+        config, model.dtype, settings.micro_batch, len(most[0].input_ids),
+        max(sum(label != -100 for label in row.labels) for row in most), settings.recompute, model.lora_rank,
+        model.four_bit, settings.bf16 is not False, objective == "classifier",
+    )  # fmt: skip
+
+
+def settle_here(shape: Shape, room: int, run: Run) -> bool:
+    """Say whether activations are to be recomputed on a GPU of `room` bytes; warn where even so it may not do."""
+    settled, plan = settle(shape, layout(), world_size(), room)
+    how = "recomputing activations" if settled.recompute else "without recomputation"
+    told = f"planned memory, {how}: {plan.total / 2**30:.1f} GiB of {room / 2**30:.1f} GiB per GPU"
+    if plan.total > room:
+        told = f"warning: {told}: it may not fit; `rbd plan` with the same keys says which setting would"
+    run.say(told)
+    run.facts["planned_bytes"] = plan.total
+    return bool(settled.recompute)
+
+
+def agreed(recompute: bool, device: Any) -> bool:
+    """Recompute on all ranks where one has to: under ZeRO-3 they gather weights once more where they do."""
+    import torch
+    from torch import distributed
+
+    if not (distributed.is_available() and distributed.is_initialized()):
+        return recompute
+    flag = torch.tensor(int(recompute), device=device)
+    distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
+    return bool(flag.item())
 
 
 STOP_FILE = "stop"  # made by the launching process when it is told to stop; workers finish their step and save
@@ -156,6 +195,11 @@ def offloads() -> bool:
     return sharded() == "zero3" and any(os.environ.get(kind, "none") != "none" for kind in kinds)
 
 
+def layout() -> str:
+    """Return how states are laid out, by the name of its launch file: as `sharded`, with offload told apart."""
+    return "zero3_offload" if offloads() else sharded()
+
+
 def set_precision(bf16: bool | None, cuda: bool) -> bool:
     """Decide on autocast, for the launch file too: its own word counts where TRL's arguments say nothing."""
     chosen = cuda if bf16 is None else bf16
@@ -170,11 +214,27 @@ def on_one_gpu(args: Any) -> Any:
     return args
 
 
+def flash_fits(dtype: str, bf16: bool | None, cuda: bool) -> bool:
+    """Tell whether FlashAttention can be used: installed, on a GPU, and not on float32, which it can't read."""
+    found = cuda and importlib.util.find_spec("flash_attn") is not None
+    return found and (bf16 is not False or dtype == "bfloat16")
+
+
 def facts_of(model: ModelConfig, settings: TrainerConfig, objective: str) -> dict[str, Any]:
     """Return what a checkpoint says of itself."""
     return {
-        "processes": world_size(), "sharding": sharded(), "objective": objective, "lora_rank": model.lora_rank,
+        "processes": world_size(), "sharding": layout(), "objective": objective, "lora_rank": model.lora_rank,
         "global_batch": settings.global_batch,
+    }  # fmt: skip
+
+
+def told_settings(model: ModelConfig, trainer: Any, launch: str | None, **others: Any) -> dict[str, Any]:
+    """Return the settings that a model card lists: all that the weights depend on."""
+    apart = ("path", "licence", "shape")  # the card names the base and its licence itself
+    return {
+        **others, "launch": launch or layout() or "none", "processes": world_size(),
+        **{f"model.{key}": value for key, value in vars(model).items() if key not in apart},
+        **{f"trainer.{key}": value for key, value in vars(trainer).items()},
     }  # fmt: skip
 
 
@@ -203,8 +263,8 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("trainer.padding_free=true: a classifier reads one row at a time; set it to false")
     if settings.liger and (not cuda or importlib.util.find_spec("liger_kernel") is None):
         raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
-    if sharding and model.dtype == "bfloat16" and not cuda and sharding == "fsdp2":
-        raise UsageError("FSDP keeps no float32 masters of bfloat16 weights; set model.dtype=float32")
+    if sharding == "fsdp2" and not cuda:
+        raise UsageError("FSDP2 needs a GPU: without one accelerate trains under DDP and says nothing; use launch=ddp")
 
 
 def prepare_deepspeed(cuda: bool) -> None:
@@ -236,21 +296,22 @@ def prepare_deepspeed(cuda: bool) -> None:
 
 
 def arguments(
-    settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool, joins: bool
+    settings: TrainerConfig, seed: int, checkpoints: Path, cuda: bool, main: bool, evaluates: bool, joins: bool,
+    flash: bool,
 ) -> Any:  # fmt: skip
     """Return TRL's arguments; `joins`: a language model, whose rows FlashAttention can keep apart end to end."""
     from trl.trainer.sft_config import SFTConfig as TrlConfig
 
-    flash = joins and cuda and importlib.util.find_spec("flash_attn") is not None
+    free = joins and flash if settings.padding_free is None else settings.padding_free
     liger = cuda and importlib.util.find_spec("liger_kernel") is not None
     args = TrlConfig(
         output_dir=str(checkpoints), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,
         max_steps=settings.max_steps, per_device_train_batch_size=settings.micro_batch,
         per_device_eval_batch_size=settings.micro_batch, prediction_loss_only=True,
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
-        max_length=None, packing=False, padding_free=flash if settings.padding_free is None else settings.padding_free,
+        max_length=None, packing=False, padding_free=free,
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
-        bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
+        bf16=set_precision(settings.bf16, cuda),
         use_liger_kernel=liger if settings.liger is None else settings.liger,
         # a classifier has no language model's head to fuse the loss with
         liger_kernel_config=None if joins else {"fused_linear_cross_entropy": False},
@@ -266,16 +327,14 @@ def arguments(
 
 def load_trained(
     source: str, model: ModelConfig, tokenizer: "PreTrainedTokenizerBase", rows: Sequence[Rendered],
-    settings: TrainerConfig, objective: str, cuda: bool, seed: int,
+    settings: TrainerConfig, objective: str, cuda: bool, flash: bool, seed: int,
 ) -> Any:  # fmt: skip
     """Load the model with the attention that suits the rows, and with adapters where they are asked for."""
     import torch
 
     # on a CPU eager attention was measured at twice the tokens/s, but it keeps every score: only for short rows
     scores = settings.micro_batch * max(len(row.input_ids) for row in rows) ** 2
-    attention = "eager" if not cuda and scores <= EAGER_SCORES else None
-    if cuda and importlib.util.find_spec("flash_attn") is not None:
-        attention = "flash_attention_2"
+    attention = "flash_attention_2" if flash else "eager" if not cuda and scores <= EAGER_SCORES else None
     extra: dict[str, Any] = {}
     if objective == "classifier":
         extra = {"num_labels": 2, "pad_token_id": pad_id(tokenizer), "id2label": {0: "No", 1: "Yes"}}
@@ -297,11 +356,28 @@ def load_trained(
     return add_lora(module, model.lora_rank, model.lora_alpha, seed) if model.lora_rank else module
 
 
+def own_optimizer(module: Any, model: ModelConfig, settings: Any, device: Any) -> Any:
+    """Return the optimizer that keeps float32 masters of bfloat16 weights; None where the trainer's own does."""
+    if model.dtype != "bfloat16" or sharded():
+        return None
+    from rbd_train.master_adamw import MasterAdamW
+
+    # masters are made where the weights will be: the trainer moves the weights alone, when it is made
+    placed = module if model.four_bit else module.to(device)
+    return MasterAdamW(placed.parameters(), lr=settings.learning_rate, weight_decay=settings.weight_decay)
+
+
 def dataset(rows: Sequence[Rendered]) -> Any:
     """Return rows as the trainer reads them."""
     from datasets import Dataset
 
     return Dataset.from_list([{"input_ids": row.input_ids, "labels": row.labels} for row in rows])
+
+
+def filled(rows: Sequence[Rendered], batch: int) -> list[Rendered]:
+    """Fill the last batch of all processes with rows that carry no loss; accelerate would count rows twice (A47)."""
+    silent = [rows[-1]._replace(labels=[-100] * len(rows[-1].labels))] if rows else []
+    return [*rows, *silent * (-len(rows) % batch)]
 
 
 def log_to(run: Run) -> Any:
@@ -323,21 +399,28 @@ def log_to(run: Run) -> Any:
     return LogToRun()
 
 
-def train_to_the_end(trainer: Any, facts: Mapping[str, Any], checkpoints: Path, run: Run) -> None:
-    """Train, from the newest whole checkpoint where there is one.
-
-    Raises:
-        IncompleteError: SIGTERM came; a checkpoint is written and the same command continues.
-    """
-    from rbd_train.trainer import train
-
+def to_continue(checkpoints: Path, facts: Mapping[str, Any], run: Run) -> Path | None:
+    """Find the newest whole checkpoint, and refuse one that can't be read, before weights are loaded (A43)."""
     newest = newest_whole(checkpoints)
     for told in newest.passed_over:
         run.say(f"passed over {told}")
     if newest.folder is not None:
         check_fits(newest.folder, facts)
         run.say(f"continuing from {newest.folder}")
-    train(trainer, str(newest.folder) if newest.folder else None)
+    return newest.folder
+
+
+def train_to_the_end(trainer: Any, checkpoint: Path | None, run: Run) -> None:
+    """Train, from a checkpoint where there is one.
+
+    Raises:
+        IncompleteError: SIGTERM or Ctrl-C came; a checkpoint is written and the same command continues.
+    """
+    from rbd_train.trainer import train
+
+    train(trainer, str(checkpoint) if checkpoint else None)
+    if trainer.unsaved:
+        run.say(f"{trainer.unsaved}; the trained weights alone may still fit, and are written next")
     if trainer.stopping.stopped:
         raise IncompleteError(
             f"{run.stage}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, as asked; "
@@ -354,6 +437,7 @@ def report_speed(trainer: Any, rows: int, tokens: int, run: Run) -> None:
         "rows": rows,
         "tokens": tokens,
         "speed": speed._asdict(),
+        "held_out_loss": held_out_loss(trainer),
     }
     if not run.main:
         return
@@ -366,4 +450,14 @@ def report_speed(trainer: Any, rows: int, tokens: int, run: Run) -> None:
         f"{mfu}, peak memory {speed.peak_bytes / 2**30:.2f} GiB"
     )
     first, last = losses[0]["loss"], losses[-1]["loss"]
-    run.say(f"{trainer.state.global_step} steps, loss {first:.4f} -> {last:.4f}; model in {run.folder / 'model'}")
+    held = held_out_loss(trainer)
+    run.say(
+        f"{trainer.state.global_step} steps, loss {first:.4f} -> {last:.4f}"
+        f"{'' if held is None else f', held-out loss {held:.4f}'}; model in {run.folder / 'model'}"
+    )
+
+
+def held_out_loss(trainer: Any) -> float | None:
+    """Return the last loss measured on what is held back: the mean over its tokens; None where nothing is."""
+    found = [float(entry["eval_loss"]) for entry in trainer.state.log_history if "eval_loss" in entry]
+    return found[-1] if found else None

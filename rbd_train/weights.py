@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from rbd_train.checkpoints import newest_whole
 from rbd_train.errors import DataError
 from rbd_train.run import Run
 from rbd_train.store import write_json, write_whole
@@ -37,7 +38,7 @@ def save(
         shutil.rmtree(part, ignore_errors=True)
     trainer.accelerator.wait_for_everyone()
     adapters = hasattr(trainer.accelerator.unwrap_model(trainer.model), "peft_config")
-    with whole(part):
+    with whole(part, Path(trainer.args.output_dir)):
         trainer.save_model(str(part / "adapter" if adapters else part))
         trainer.accelerator.wait_for_everyone()
         check_saved(trainer, part / "adapter" if adapters else part)
@@ -45,7 +46,9 @@ def save(
             return
         if adapters:
             kind = trainer.accelerator.unwrap_model(trainer.model).get_base_model().__class__
-            merged(kind, source, dtype, part / "adapter").save_pretrained(part)
+            model = merged(kind, source, dtype, part / "adapter")
+            model.save_pretrained(part)
+            check_merged(model, part)
             tidy_adapter(part / "adapter", base)
         tokenizer.save_pretrained(part)
         for leftover in PICKLED:
@@ -72,8 +75,8 @@ def name_of(base: str) -> str:
 
 
 @contextlib.contextmanager
-def whole(part: Path) -> Iterator[None]:
-    """Leave nothing behind where a write fails.
+def whole(part: Path, checkpoints: Path) -> Iterator[None]:
+    """Leave nothing behind where a write fails, and say what still stands.
 
     Raises:
         DataError: the disk is full, or a quota is reached.
@@ -85,10 +88,11 @@ def whole(part: Path) -> Iterator[None]:
     except (OSError, SafetensorError) as error:
         shutil.rmtree(part, ignore_errors=True)
         told = str(error).split("\n", 1)[0][:200]
-        raise DataError(
-            f"{part.parent}: the trained weights can't be written ({told}); the last checkpoint is kept: make room, "
-            "and the same command continues from it"
-        ) from error
+        kept = newest_whole(checkpoints).folder
+        still = (
+            f"{kept} is whole: make room, and the same command continues from it" if kept else "no checkpoint is left"
+        )
+        raise DataError(f"{part.parent}: the trained weights can't be written ({told}); {still}") from error
 
 
 def check_saved(trainer: Any, folder: Path) -> None:
@@ -97,14 +101,9 @@ def check_saved(trainer: Any, folder: Path) -> None:
     Raises:
         DataError: a tensor is missing, of another shape or of other values.
     """
-    from safetensors import safe_open
-
     module = trainer.accelerator.unwrap_model(trainer.model)
     main = trainer.accelerator.is_main_process
-    found: dict[str, Any] = {}
-    for file in sorted(folder.glob("*.safetensors")) if main else ():
-        handle: Any = safe_open(file, framework="pt")
-        found |= {name: handle for name in handle.keys()}  # noqa: SIM118
+    found = stored_tensors(folder) if main else {}
     fault = ""
     for name, parameter in module.named_parameters():
         adapter = hasattr(module, "peft_config")
@@ -114,14 +113,43 @@ def check_saved(trainer: Any, folder: Path) -> None:
             if not main or fault:
                 continue  # the other ranks only gather
             stored = name.replace(".default.", ".").replace(".modules_to_save", "") if adapter else name
-            if stored not in found:
-                fault = f"tensor {stored} is missing"
-                continue
-            saved = found[stored].get_tensor(stored)
-            if saved.shape != live.shape or not saved.to(live.dtype).equal(live.to(saved.dtype).to(live.dtype)):
-                fault = f"tensor {stored} {tuple(saved.shape)} differs from the trained {tuple(live.shape)}"
+            fault = difference(found, stored, live)
     if fault:
         raise DataError(f"{folder}: {fault}; not saved whole")
+
+
+def check_merged(model: Any, folder: Path) -> None:
+    """Compare what was saved of a merged model with it.
+
+    Raises:
+        DataError: a tensor is missing, of another shape or of other values.
+    """
+    found = stored_tensors(folder)
+    faults = (difference(found, name, parameter.detach()) for name, parameter in model.named_parameters())
+    fault = next((fault for fault in faults if fault), "")
+    if fault:
+        raise DataError(f"{folder}: {fault}; not saved whole")
+
+
+def stored_tensors(folder: Path) -> dict[str, Any]:
+    """Return, by a tensor's name, the open file that holds it."""
+    from safetensors import safe_open
+
+    found: dict[str, Any] = {}
+    for file in sorted(folder.glob("*.safetensors")):
+        handle: Any = safe_open(file, framework="pt")
+        found |= {name: handle for name in handle.keys()}  # noqa: SIM118
+    return found
+
+
+def difference(found: Mapping[str, Any], name: str, live: Any) -> str:
+    """Say how a stored tensor differs from the one in memory; empty where it doesn't."""
+    if name not in found:
+        return f"tensor {name} is missing"
+    saved = found[name].get_tensor(name)
+    if saved.shape != live.shape or not saved.to(live.dtype).equal(live.to(saved.dtype).to(live.dtype)):
+        return f"tensor {name} {tuple(saved.shape)} differs from the trained {tuple(live.shape)}"
+    return ""
 
 
 @contextlib.contextmanager

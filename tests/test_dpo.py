@@ -1,6 +1,7 @@
 """DPO through the real command on the tiny model: it starts at ln 2, learns, and drops what can't teach."""
 
 import json
+import signal
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -15,6 +16,7 @@ from rbd_train.embedded import cache_folder
 from rbd_train.modelling import load_tokenizer
 from rbd_train.records import Preference, Turn
 from rbd_train.tiny import tiny_model
+from rbd_train.trainer import Stopping
 
 LN2 = 0.6931
 TRAIN = ("model=tiny", "trainer.max_steps=4", "trainer.learning_rate=1e-3", "trainer.micro_batch=4")
@@ -126,6 +128,24 @@ def test_a_change_over_seeds_is_tested_by_question() -> None:
     row: Any = found["plain -> new", "with a bias"]
     assert row[2:4] == (36, 12) and row[4].value == -1 and row[5:7] == (36, 0)
     assert row[7] == pytest.approx(2 * 0.5**12) and row[8] == pytest.approx(3 * row[7]), "three tests"
+
+
+def test_ctrl_c_saves_the_step_in_hand(rbd: Callable[..., Any], written: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert rbd("dpo", "name=undisturbed", *TRAIN, *DATA).code == 0
+    end = Stopping.on_step_end
+
+    def interrupted(self: Stopping, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
+        if state.global_step == 2:
+            signal.raise_signal(signal.SIGINT)
+        end(self, args, state, control, **kwargs)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Stopping, "on_step_end", interrupted)
+        said = rbd("dpo", *TRAIN, *DATA)
+    assert said.code == 1 and "stopped after step 2 of 4" in said.err
+    said = rbd("dpo", *TRAIN, *DATA)
+    assert said.code == 0 and "continuing from" in said.out, said.err
+    assert losses("default") == pytest.approx(losses("undisturbed"), abs=1e-4)
 
 
 def test_a_stale_reference_stops_the_run_at_step_0(rbd: Callable[..., Any], written: None) -> None:  # A49

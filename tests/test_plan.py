@@ -9,9 +9,25 @@ from typing import Any
 
 import pytest
 
-from rbd_train.memory import activations, buffers, completion_loss, model_config, ready, sizes, states
+from rbd_train.memory import (
+    SPARE,
+    Shape,
+    activations,
+    buffers,
+    completion_loss,
+    model_config,
+    plan_rank,
+    ready,
+    settle,
+    sizes,
+    states,
+    with_layers,
+)
+from rbd_train.modelling import Rendered
+from rbd_train.run import Run
 from rbd_train.store import write_rows
 from rbd_train.throughput import gpu_peak
+from rbd_train.training import ModelConfig, TrainerConfig, longest_pass, settle_here
 from tests.examples import example  # type: ignore[import-not-found]
 
 SHAPE = {
@@ -28,6 +44,9 @@ SETTINGS = [
     ("float32", 2, 512, 128, "sdpa", False, False, 8),
     ("bfloat16", 2, 512, 256, "sdpa", True, False, 8),
 ]
+
+
+GIB = 2**30
 
 
 def measured(dtype: str, rows: int, length: int, completion: int, attention: str, recompute: bool, autocast: bool,
@@ -55,6 +74,93 @@ def measured(dtype: str, rows: int, length: int, completion: int, attention: str
     return peak
 
 
+def small(**changed: Any) -> Shape:
+    return Shape(model_config(SHAPE, None), "bfloat16", 2, 512, 256, None)._replace(**changed)
+
+
+def test_recomputation_is_chosen_where_memory_needs_it() -> None:
+    kept, plan = settle(small(), "", 1, 80 * GIB)
+    assert kept.recompute is False
+    for room, recompute in ((plan.total / SPARE, False), (plan.total / SPARE - 8, True)):
+        assert settle(small(), "", 1, room)[0].recompute is recompute
+    told, less = settle(small(recompute=True), "", 1, 80 * GIB)  # what is set stays
+    assert told.recompute is True and less.total < plan.total
+
+
+def test_sft_warns_of_a_pass_that_may_not_fit(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = Run(tmp_path, "r", "sft", "r", {})
+    run.folder.mkdir(parents=True)
+    model, trainer = ModelConfig("x", dtype="bfloat16", shape=SHAPE), TrainerConfig(micro_batch=2)
+    rows = [Rendered([1] * length, [-100] * (length // 2) + [1] * (length - length // 2)) for length in (512, 64, 300)]
+    shape = longest_pass(model_config(SHAPE, None), model, trainer, rows, "reasoning")
+    assert (shape.rows, shape.length, shape.completion) == (2, 512, 256)
+    assert settle_here(shape, 80 * GIB, run) is False and "warning" not in capsys.readouterr().out
+    assert settle_here(shape, GIB // 10, run) is True
+    said = capsys.readouterr().out
+    assert "warning: planned memory, recomputing activations" in said and "0.1 GiB per GPU: it may not fit" in said
+
+
+def test_a_gpu_scores_one_tile_at_a_time() -> None:
+    """TRL's fused head holds no logits of all supervised tokens; a classifier holds none at all."""
+    wide = {**SHAPE, "vocab_size": 2**17}
+    given = (model_config(wide, None), "bfloat16", 2, 512, 500)
+    whole, tiles, labels = (activations(*given, head=head) for head in ("whole", "tiles", "labels"))
+    assert tiles.logits == 1000 * 2**15 * 2 and labels.logits == 0 and whole.logits > 15 * tiles.logits
+    # the head's gradient gathers in float32 beside one tile of logits, and is cast in the end
+    weight = 2**17 * SHAPE["hidden_size"]
+    assert tiles.peak == pytest.approx(
+        tiles.kept + 4 * weight + max(tiles.logits + 2 * 2**15 * 256, 2 * weight), rel=0.1
+    )
+    assert labels.peak < tiles.peak < whole.peak
+
+
+def test_fsdp_gathers_layers_and_keeps_no_copy_of_all_weights() -> None:
+    deep = model_config({**SHAPE, "num_hidden_layers": 24}, None)
+    one = Shape(deep, "float32", 1, 128, 64, False)
+    eight, ddp = plan_rank(one, "fsdp2", 8, gpu=True), plan_rank(one, "ddp", 8, gpu=True)
+    two, _, _ = sizes(with_layers(deep, 2), 0, "bfloat16")
+    assert eight.buffers == pytest.approx(2 * 2 * two, rel=0.01)
+    cached = 2 * eight.parameters  # what autocast would keep of float32 weights
+    assert ddp.activations.kept - eight.activations.kept > 0.8 * cached
+
+
+def test_a_classifier_is_planned_with_its_own_head(rbd: Callable[..., Any]) -> None:
+    words = ("plan", "++model.shape=" + str(SHAPE).replace("'", "").replace("False", "false"), "gpus=1")
+    counted = {}
+    for objective in ("reasoning", "label", "classifier"):
+        said = rbd(*words, f"name={objective}", f"objective={objective}", "trainer.max_length=256")
+        assert said.code == 0, said.err
+        facts = json.loads(Path(f"runs/{objective}/plan/manifest.json").read_text())["facts"]
+        counted[objective] = facts["bytes"]["parameters"]
+    assert counted["reasoning"] - counted["classifier"] == (4096 - 2) * 256 and counted["label"] == counted["reasoning"]
+    said = rbd(*words, "objective=verdict")
+    assert said.code == 2 and "choose one of reasoning, label, classifier" in said.err
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_states_of_one_process_are_what_its_optimizer_holds(dtype: str) -> None:
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    from rbd_train.master_adamw import MasterAdamW
+
+    model: Any = AutoModelForCausalLM.from_config(model_config(SHAPE, None), dtype=getattr(torch, dtype))
+    weights = list(model.parameters())
+    optimizer: Any = MasterAdamW(weights) if dtype == "bfloat16" else torch.optim.AdamW(weights)
+    completion_loss(model, torch.zeros(1, 16, dtype=torch.long), 8, False).backward()
+
+    def size(tensors: Any) -> int:
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
+
+    gradients = size(weight.grad for weight in weights)
+    optimizer.step()
+    moments = [v for state in optimizer.state.values() for v in state.values() if torch.is_tensor(v) and v.dim()]
+    held = size(moments) + (size(optimizer.masters) if dtype == "bfloat16" else 0)
+    total, trained, _ = sizes(model_config(SHAPE, None), 0, dtype)
+    planned = states(total, trained, dtype, "", 1)
+    assert (planned.weights, planned.gradients, planned.optimizer) == (size(weights), gradients, held)
+
+
 @pytest.mark.parametrize("setting", SETTINGS, ids=lambda s: "-".join(str(x) for x in s))
 def test_activations_are_within_a_tenth_of_real_steps(setting: tuple[Any, ...]) -> None:
     dtype, rows, length, completion, attention, recompute, autocast, lora_rank = setting
@@ -67,9 +173,32 @@ def test_activations_are_within_a_tenth_of_real_steps(setting: tuple[Any, ...]) 
 WORKER = """
 import json, sys
 from pathlib import Path
-import rbd_train.sft as sft, rbd_train.trainer as trainer
+import rbd_train.sft as sft, rbd_train.trainer as trainer, rbd_train.training as training
 import torch
-done = trainer.train
+from deepspeed.runtime.zero.stage3 import DeepSpeedZeroOptimizer_Stage3
+from deepspeed.runtime.zero.stage_1_and_2 import DeepSpeedZeroOptimizer
+done, load, found = trainer.train, training.load_model, {}
+def loaded(*words, **settings):
+    module = load(*words, **settings)
+    found["partitioned"] = all(hasattr(weight, "ds_tensor") for weight in module.parameters())
+    return module
+training.load_model = loaded
+step, step3 = DeepSpeedZeroOptimizer.step, DeepSpeedZeroOptimizer_Stage3.step
+reduced = DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue
+def stepped(self, *words, **settings):
+    if self.partition_gradients:
+        found["gradients"] = size([g for group in self.averaged_gradients.values() for g in group or []])
+    return step(self, *words, **settings)
+def stepped3(self, *words, **settings):
+    found["gradients"] = size([self.grad_partitions_flat_buffer])
+    return step3(self, *words, **settings)
+def reducing(self, *words, **settings):  # ZeRO-1 holds them whole until here, in a storage that is the bucket's
+    if not self.partition_gradients:
+        whole = [p.grad for group in self.bit16_groups for p in group if p.grad is not None]
+        found["gradients"] = sum(gradient.numel() * gradient.element_size() for gradient in whole)
+    return reduced(self, *words, **settings)
+DeepSpeedZeroOptimizer.step, DeepSpeedZeroOptimizer_Stage3.step = stepped, stepped3
+DeepSpeedZeroOptimizer.independent_gradient_partition_epilogue = reducing
 def size(tensors):
     seen = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
     return sum(seen.values())
@@ -81,7 +210,8 @@ def train(t, checkpoint):
     moments = [v for s in optimizer.optimizer.state.values() for v in s.values() if torch.is_tensor(v) and v.dim()]
     weights = [p.ds_tensor if stage3 else p for p in t.model.parameters()]
     total = lambda ts: sum(x.numel() * x.element_size() for x in ts)
-    Path(sys.argv[-1]).write_text(json.dumps({"weights": total(weights), "optimizer": total(masters) + total(moments)}))
+    found.update(weights=total(weights), optimizer=total(masters) + total(moments))
+    Path(sys.argv[-1]).write_text(json.dumps(found))
 trainer.train = train
 from rbd_train.app import main
 sys.exit(main(sys.argv[1:-1]))
@@ -110,6 +240,8 @@ def test_states_are_what_deepspeed_holds(tmp_path: Path, launch: str) -> None:
     planned = states(total, trained, "float32", launch, 2)
     assert planned.weights == pytest.approx(held["weights"], rel=0.1)
     assert planned.optimizer == pytest.approx(held["optimizer"], rel=0.1)
+    assert planned.gradients == pytest.approx(held["gradients"], rel=0.1)
+    assert held["partitioned"] == (launch == "zero3"), "A45: no rank has loaded the whole model before it was sharded"
 
 
 def test_what_fits_and_what_would(rbd: Callable[..., Any]) -> None:
@@ -150,6 +282,7 @@ def test_states_that_cant_fit_are_refused_before_loading(rbd: Callable[..., Any]
 
 def test_gpus_are_known_by_name() -> None:
     assert gpu_peak("NVIDIA H100 80GB HBM3") == 989e12 and gpu_peak("NVIDIA H100 PCIe") == 756e12
+    assert gpu_peak("NVIDIA H100 NVL") == gpu_peak("NVIDIA H200 NVL") == 835e12
     assert gpu_peak("NVIDIA A100-SXM4-80GB") == 312e12 and gpu_peak("Some Card") is None
 
 

@@ -1,13 +1,15 @@
 """Training at scale: equal losses however it is cut up, resumed or sharded; what is saved is what was trained."""
 
+import contextlib
 import json
 import os
 import resource
+import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,12 +18,14 @@ import pytest
 from safetensors import safe_open
 from torch.utils.file_baton import FileBaton
 
-from rbd_train import workers
+from rbd_train import sft, workers
 from rbd_train.checkpoints import SEAL, check_fits, newest_whole, seal
 from rbd_train.config import data_dir
 from rbd_train.errors import UsageError
+from rbd_train.modelling import resolve_model
 from rbd_train.store import write_rows
 from rbd_train.trainer import RowOrder, Stopping
+from rbd_train.weights import save
 from rbd_train.workers import machines, stale_locks
 from tests.examples import example  # type: ignore[import-not-found]
 
@@ -161,7 +165,7 @@ def test_adapters_merged_are_adapters_applied(single: Callable[..., Path]) -> No
     import torch
     from peft import PeftModel
 
-    from rbd_train.modelling import load_model, resolve_model
+    from rbd_train.modelling import load_model
 
     folder = single("objective=reasoning", "trainer.learning_rate=3e-2", "model.lora_rank=8") / "model"
     ids = torch.arange(1, 30).unsqueeze(0)
@@ -182,6 +186,19 @@ def test_a_classifier_is_trained_and_detects(rbd: Callable[..., Any], train_file
     assert len(verdicts) == 43 and all(v["verdict"] is not None and v["thinking"] is None for v in verdicts)
     card = Path("runs/default/sft/model/README.md").read_text()
     assert "sha256" in card and "rule: chose the longer" in card  # scores beside the rules
+    told = {
+        "objective": "classifier",
+        "biases": "all",
+        "seed": 0,
+        "launch": "none",
+        "processes": 1,
+        "model.lora_rank": 0,
+        "model.dtype": "float32",
+        "model.four_bit": False,
+        "trainer.max_steps": 20,
+    }
+    for key, value in told.items():
+        assert f"| {key} | {value} |" in card, key
 
 
 def test_one_bias_alone(rbd: Callable[..., Any], train_file: Path) -> None:
@@ -219,6 +236,26 @@ def test_weights_not_saved_whole_are_no_model(
     assert not Path("runs/default/sft/model").exists()
 
 
+def test_a_merged_model_not_saved_whole_is_no_model(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from safetensors.torch import load_file, save_file
+    from transformers import PreTrainedModel
+
+    real = PreTrainedModel.save_pretrained
+
+    def damaged(self: Any, folder: Any, **settings: Any) -> None:
+        real(self, folder, **settings)
+        path = Path(folder) / "model.safetensors"
+        tensors = load_file(path)
+        save_file(tensors | {"model.norm.weight": tensors["model.norm.weight"] + 1}, path)
+
+    monkeypatch.setattr(PreTrainedModel, "save_pretrained", damaged)
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=1", "model.lora_rank=4")
+    assert said.code == 1 and "model.norm.weight" in said.err and "not saved whole" in said.err, said.err
+    assert not Path("runs/default/sft/model").exists()
+
+
 # killed, stopped, resumed -------------------------------------------------------------------------------------------
 
 
@@ -241,7 +278,7 @@ def checkpoint(root: Path, step: int) -> bool:
 
 
 RESUMED = [
-    pytest.param("", "kill"), pytest.param("", "term", marks=pytest.mark.slow),
+    pytest.param("", "kill"), pytest.param("", "int"), pytest.param("", "term", marks=pytest.mark.slow),
     *(pytest.param(launch, how, marks=pytest.mark.slow) for launch in LAUNCHES[1:] for how in ("kill", "term")),
 ]  # fmt: skip
 
@@ -257,16 +294,29 @@ def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
     if how == "kill":
         kill_all(tmp_path)
     else:
-        process.send_signal(signal.SIGTERM)
+        process.send_signal(signal.SIGTERM if how == "term" else signal.SIGINT)
     _, err = process.communicate()
     assert process.returncode == (-signal.SIGKILL if how == "kill" else 1), err.decode()[-2000:]
-    if how == "term":
+    if how != "kill":
         assert b"the same command continues" in err
         assert json.loads((tmp_path / "default/sft/manifest.json").read_text())["status"] == "incomplete"
     assert not (tmp_path / "default/sft/model").exists()
     done = subprocess.run(command(tmp_path, train_file, words), capture_output=True, text=True, check=False)
     assert done.returncode == 0 and "continuing from" in done.stdout, done.stderr[-2000:]
     assert losses(tmp_path / "default/sft") == pytest.approx(losses(single()), abs=1e-3)
+
+
+def test_a_second_ctrl_c_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    stopping = Stopping(tmp_path / "stop")
+    try:
+        signal.raise_signal(signal.SIGINT)
+        assert stopping.signalled
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    finally:
+        stopping.restore()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
 def kill_all(root: Path) -> None:
@@ -299,6 +349,48 @@ def test_a_stop_during_evaluation_loses_nothing(
     assert losses(Path("runs/default/sft")) == losses(Path("runs/undisturbed/sft"))
 
 
+@contextlib.contextmanager
+def largest_file(size: int) -> Iterator[None]:
+    """Let this process write no file beyond a size, as on a disk that is full."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_a_full_disk_at_the_final_save_loses_nothing(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With save_every=0 and steps that end in the middle of a pass, where transformers would take one more."""
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=4", "trainer.micro_batch=8"]
+    assert rbd(*words, "name=undisturbed").code == 0
+    with monkeypatch.context() as patch:
+
+        def full(*given: Any) -> None:
+            with largest_file(40_000):
+                save(*given)
+
+        patch.setattr(sft, "save", full)
+        said = rbd(*words)
+    assert said.code == 1 and "the trained weights can't be written" in said.err, said.err
+    assert "checkpoint-4 is whole" in said.err and not Path("runs/default/sft/model").exists()
+    said = rbd(*words)
+    assert said.code == 0 and "continuing from" in said.out, said.err
+    assert losses(Path("runs/default/sft")) == losses(Path("runs/undisturbed/sft"))
+    assert not list(Path("runs/default/sft").glob("checkpoints-*"))
+
+
+def test_weights_are_saved_where_the_last_checkpoint_has_no_room(rbd: Callable[..., Any], train_file: Path) -> None:
+    weights = (Path(resolve_model("tiny")) / "model.safetensors").stat().st_size
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=1", "trainer.micro_batch=8"]
+    with largest_file(weights * 3 // 2):  # the optimizer's state takes twice the weights
+        said = rbd(*words)
+    assert said.code == 0 and "the trained weights alone may still fit" in said.out, said.err
+    assert Path("runs/default/sft/model/model.safetensors").is_file()
+
+
 @pytest.mark.slow
 def test_a_full_disk_leaves_the_checkpoint_before(train_file: Path, tmp_path: Path) -> None:
     """RLIMIT_FSIZE falls after the first checkpoint: the next one can't be written."""
@@ -311,6 +403,43 @@ def test_a_full_disk_leaves_the_checkpoint_before(train_file: Path, tmp_path: Pa
     (folder,) = tmp_path.glob("default/sft/checkpoints-*")
     newest = newest_whole(folder)
     assert newest.folder is not None and not newest.passed_over and not (folder / "part").exists()
+
+
+HELD = ("trainer.max_steps=2", "trainer.eval_share=0.3", "trainer.eval_every=50")
+
+
+def test_the_metric_is_the_held_out_loss_however_it_is_cut_up(rbd: Callable[..., Any], train_file: Path) -> None:
+    """A sweep must not optimise one batch's training loss, nor may the held-out one depend on the micro-batch."""
+    found = []
+    for micro in (1, 4):
+        said = rbd("sft", f"name=m{micro}", f"train=[{train_file}]", *SETTINGS, *HELD, f"trainer.micro_batch={micro}")
+        assert said.code == 0 and "held back" in said.out and "held-out loss" in said.out, said.err
+        folder = Path(f"runs/m{micro}/sft")
+        events = [json.loads(line) for line in (folder / "events.jsonl").read_text().splitlines()]
+        measured = [event["eval_loss"] for event in events if "eval_loss" in event]
+        metric = json.loads((folder / "manifest.json").read_text())["metric"]
+        assert measured == [metric] and metric != losses(folder)[-1]
+        found.append(metric)
+    assert found[0] == pytest.approx(found[1], abs=1e-4)
+
+
+@pytest.mark.parametrize("objective", ["reasoning", "classifier"])
+def test_an_uneven_evaluation_under_two_ranks_ends(
+    rbd: Callable[..., Any], train_file: Path, tmp_path: Path, objective: str
+) -> None:
+    """A41, A47: every rank makes as many passes under ZeRO-3, and no row counts twice."""
+    words = (*HELD, "trainer.micro_batch=4", f"objective={objective}")
+    assert rbd("sft", f"train=[{train_file}]", *SETTINGS, *words).code == 0
+    folder = train(tmp_path / "two", train_file, *words, "launch=zero3", "processes=2")
+    alone, two = (
+        json.loads((path / "manifest.json").read_text())["metric"] for path in (Path("runs/default/sft"), folder)
+    )
+    assert two == pytest.approx(alone, abs=1e-3)
+
+
+def test_nothing_held_back_is_no_loss(rbd: Callable[..., Any], train_file: Path) -> None:
+    said = rbd("sft", f"train=[{train_file}]", *SETTINGS, "trainer.eval_share=0.0001")
+    assert said.code == 1 and "trainer.eval_share=0.0001 leaves no row" in said.err
 
 
 def test_cut_checkpoints_are_passed_over(tmp_path: Path) -> None:
@@ -335,6 +464,21 @@ def test_shards_of_another_world_are_refused(tmp_path: Path) -> None:
         check_fits(tmp_path / "checkpoint-5", {"sharding": "zero3", "processes": 2})
     seal(tmp_path / "checkpoint-5", {"sharding": "", "processes": 1})
     check_fits(tmp_path / "checkpoint-5", {"sharding": "", "processes": 2})  # whole on every rank
+
+
+def test_a_checkpoint_that_cant_be_read_is_refused_before_loading(
+    rbd: Callable[..., Any], train_file: Path, tmp_path: Path
+) -> None:
+    """A43: the base is gone by then, and nobody misses it; the way out names the launch that wrote the shards."""
+    base = tmp_path / "base"
+    shutil.copytree(resolve_model("tiny"), base)
+    words = ["sft", f"train=[{train_file}]", "model=plain", f"model.path={base}", "trainer.max_steps=1"]
+    assert rbd(*words, "push_to_hub=someone/detector").code == 1  # no hub here: the checkpoint stays
+    (told,) = Path("runs/default/sft").glob(f"checkpoints-*/*/{SEAL}")
+    told.write_text(json.dumps(json.loads(told.read_text()) | {"sharding": "zero3_offload", "processes": 4}))
+    (base / "model.safetensors").unlink()
+    said = rbd(*words)
+    assert said.code == 2 and "launch=zero3_offload processes=4" in said.err, said.err
 
 
 # launching ----------------------------------------------------------------------------------------------------------
@@ -476,21 +620,47 @@ def test_the_launch_files_precision_gives_way_to_the_trainers(monkeypatch: pytes
 
 
 def test_offload_is_counted_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbd_train.training import offloads
+    from rbd_train.training import ModelConfig, TrainerConfig, facts_of, offloads
 
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
-    assert not offloads()
+    assert not offloads() and facts_of(ModelConfig("tiny"), TrainerConfig(), "reasoning")["sharding"] == "zero3"
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "cpu")
-    assert offloads()
+    assert offloads() and facts_of(ModelConfig("tiny"), TrainerConfig(), "reasoning")["sharding"] == "zero3_offload"
 
 
 def test_a_classifier_keeps_its_own_forward_under_liger(tmp_path: Path) -> None:
     """Liger's fused loss needs a language model's head, which a classifier hasn't."""
     from rbd_train.training import TrainerConfig, arguments
 
-    told = [arguments(TrainerConfig(), 0, tmp_path, False, True, False, joins).liger_kernel_config for joins in (0, 1)]
+    told = [
+        arguments(TrainerConfig(), 0, tmp_path, False, True, False, joins, False).liger_kernel_config
+        for joins in (0, 1)
+    ]
     assert told == [{"fused_linear_cross_entropy": False}, None]
+
+
+def test_flash_attention_reads_no_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    from rbd_train import training
+
+    monkeypatch.setattr(training.importlib.util, "find_spec", lambda name: object())
+    settings = [("float32", None), ("float32", False), ("bfloat16", False)]
+    assert [training.flash_fits(*setting, cuda=True) for setting in settings] == [True, False, True]
+    assert not training.flash_fits("bfloat16", None, cuda=False)
+
+
+def test_packed_weights_count_whole() -> None:
+    """QLoRA's base holds two numbers a byte; its MFU is that of all of them."""
+    from types import SimpleNamespace
+
+    import torch
+
+    from rbd_train.throughput import numbers_in
+
+    packed: Any = torch.nn.Parameter(torch.zeros(32, 1, dtype=torch.uint8), requires_grad=False)
+    assert numbers_in(packed) == 32
+    packed.quant_state = SimpleNamespace(shape=torch.Size((8, 8)))
+    assert numbers_in(packed) == 64
 
 
 def test_masters_of_any_weights_step_and_resume() -> None:

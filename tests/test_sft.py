@@ -9,7 +9,10 @@ from typing import Any
 
 import pytest
 
+from rbd_train.app import _read_yaml, _yaml
+from rbd_train.config import compose
 from rbd_train.engine import Completion
+from rbd_train.errors import DataError
 from rbd_train.modelling import (
     encode_context,
     load_tokenizer,
@@ -19,7 +22,7 @@ from rbd_train.modelling import (
     resolve_model,
 )
 from rbd_train.prompts.detect import detect_messages, parse_trace, read_trace
-from rbd_train.sft import keep_trainable
+from rbd_train.sft import Rows, check_rows, keep_trainable
 from rbd_train.store import write_rows
 from tests.examples import example  # type: ignore[import-not-found]
 
@@ -122,6 +125,23 @@ def test_rows_too_long_or_without_loss_are_counted(tokenizer: Any) -> None:
     assert (len(kept.kept), kept.too_long, kept.untrainable) == (1, 1, 1)
 
 
+def test_too_many_rows_too_long_stop_the_run(tokenizer: Any) -> None:
+    """A35."""
+    row = render_example(tokenizer, [{"role": "user", "content": "x"}], "y", True)
+    check_rows(Rows([row] * 8, 2, 0), 100, 0.2)
+    with pytest.raises(DataError, match="3 of 10 rows exceed trainer.max_length=100.*trainer.max_drop_share"):
+        check_rows(Rows([row] * 7, 3, 0), 100, 0.2)
+
+
+def test_a_rate_without_a_dot_is_a_number_for_workers(tmp_path: Path) -> None:
+    """A40: plain YAML reads 1e-5 as text, which fails in the optimizer alone."""
+    (tmp_path / "resolved.yaml").write_text("trainer:\n  learning_rate: 1e-5\n")
+    assert _read_yaml(tmp_path / "resolved.yaml") == {"trainer": {"learning_rate": 1e-5}}
+    values = compose("sft", ["trainer.learning_rate=1e-5"])
+    (tmp_path / "resolved.yaml").write_text(_yaml(values))
+    assert _read_yaml(tmp_path / "resolved.yaml") == values and values["trainer"]["learning_rate"] == 1e-5
+
+
 def test_no_row_left_names_max_length(rbd: Callable[..., Any], train_file: Path) -> None:
     """B44."""
     said = rbd("sft", f"train=[{train_file}]", "model=tiny", "trainer.max_length=16")
@@ -131,7 +151,7 @@ def test_no_row_left_names_max_length(rbd: Callable[..., Any], train_file: Path)
 
 def test_an_upload_that_fails_keeps_the_model(rbd: Callable[..., Any], train_file: Path) -> None:
     """No hub is reached in tests (HF_HUB_OFFLINE); what was trained stays, and the way out is told."""
-    words = ("model=tiny", "trainer.max_steps=1", "trainer.save_every=1")
+    words = ("model=tiny", "trainer.max_steps=1")
     said = rbd("sft", f"train=[{train_file}]", *words, "push_to_hub=someone/detector")
     assert said.code == 1 and "push_to_hub=someone/detector" in said.err and "hf upload" in said.err, said.err
     assert Path("runs/default/sft/model/model.safetensors").is_file()

@@ -13,7 +13,9 @@ import yaml
 
 from rbd_train import sweep
 from rbd_train.config import data_dir
+from rbd_train.store import write_rows
 from rbd_train.sweep import Result
+from tests.examples import example  # type: ignore[import-not-found]
 
 SEARCH = ("sft", "-m", "model=tiny", "trainer.learning_rate=tag(log,interval(1e-4,1e-2))", "trainer.micro_batch=1,4")
 
@@ -121,3 +123,18 @@ def test_agents_of_wandb_give_each_trial_a_folder(tmp_path: Path, monkeypatch: p
         composed = yaml.safe_load((tmp_path / run_id).read_text())
         assert composed["name"] == run_id and float(composed["trainer"]["learning_rate"]) == 2e-5
         assert composed["from"] == "r1" and composed["wandb"]["mode"] == "online"
+
+
+def test_trials_are_compared_under_one_name(rbd: Callable[..., Any]) -> None:
+    """One W&B group, one kind of job and one name per figure, whatever the trial's folder is called."""
+    from wandb.proto.wandb_internal_pb2 import RunRecord
+
+    write_rows(Path("train.jsonl"), [example(number, number % 2 == 0) for number in range(1, 9)])
+    words = ("model=tiny", "train=[train.jsonl]", "trainer.max_steps=1", "trainer.micro_batch=8", "wandb.mode=offline")
+    said = rbd("sft", *words, "trial=abc", "wandb.group=sweep-1")
+    assert said.code == 0, said.err
+    (file,) = Path("runs/default/sft-abc").glob("wandb/offline-*/*.wandb")
+    written = file.read_bytes()
+    for field in ({"run_group": "sweep-1"}, {"job_type": "sft"}, {"display_name": "default/sft-abc"}):
+        assert RunRecord(**field).SerializeToString() in written, field
+    assert b"sft/loss" in written and b"sft-abc/loss" not in written
