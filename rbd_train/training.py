@@ -265,6 +265,8 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
     if sharding == "fsdp2" and not cuda:
         raise UsageError("FSDP2 needs a GPU: without one accelerate trains under DDP and says nothing; use launch=ddp")
+    if sharding == "fsdp2" and model.dtype == "bfloat16":
+        raise UsageError("FSDP2 keeps no float32 masters of bfloat16 weights; set model.dtype=float32, or use zero3")
 
 
 def prepare_deepspeed(cuda: bool) -> None:
