@@ -66,6 +66,7 @@ class GenerativeJudge:
             raise UsageError("judge.allow_tie and judge.reason can't both be set: the reasoned prompt offers no tie")
         self.engine, self.name, self.allow_tie, self.reason = engine, name, allow_tie, reason
         self.prompt = prompt
+        self.planted = engine.planted
         self.sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
         settings = [engine.identity, self.sampling.model_dump(mode="json"), allow_tie]
         self.fingerprint = fingerprint([*settings, *(["reason"] if reason else []), *([prompt] if prompt else [])])

@@ -39,7 +39,7 @@ def declared(judge: Any) -> str:
     """Name a judge and declare what is planted or simulated, in every table that shows it."""
     leaning, rates = getattr(judge, "leaning", {}), getattr(judge, "planted", {})
     if rates:
-        return f"Judge {judge.name}: simulated, planted rates: {listed(rates)}"
+        return f"Judge {judge.name}: simulated, planted: {listed(rates)}"
     return f"Judge {judge.name}: {f'planted leaning in nats: {listed(leaning)}' if leaning else 'as it is'}"
 
 
