@@ -27,7 +27,9 @@ from rbd_train.metrics import Rate, mean_rate, paired_difference
 from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Bias, Candidate, Evidence, Item, Judgement, Outcome, Placed, Probe, Question, uniform
 from rbd_train.run import Run
+from rbd_train.sources import Loaded
 from rbd_train.sources.preference import label_balance
+from rbd_train.tables import declared
 
 PARTS = ("discovery", "selection", "effect", "benchmark")
 
@@ -37,6 +39,7 @@ class DiscoverConfig(BaseConfig):
     """Settings of discover."""
 
     source: Any = None  # preference pairs
+    test_source: Any = None  # other pairs, for all parts but discovery (source@test_source=...); null: source's own
     judge: Any = None  # whose biases are looked for
     rewriter: Any = None  # engine that rewrites answers and names biases (the papers' teacher)
     seeds: str | None = None  # library to start from; default: the seven of arXiv 2602.09383
@@ -51,7 +54,7 @@ class DiscoverConfig(BaseConfig):
     looks: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])  # shares of the items at which one looks
     max_candidates: int = 24  # candidates tested per round, those named most often first
     shares: list[float] = field(
-        default_factory=lambda: [0.35, 0.35, 0.2, 0.1]
+        default_factory=lambda: [0.5, 0.25, 0.15, 0.1]
     )  # discovery, selection, effect, benchmark
     growth: float = 2.0  # factor by which a rewritten answer may grow or shrink
     same_length: bool = False  # cut rewritten answers to their old length
@@ -64,11 +67,8 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     """Search in rounds, test on other items, measure on yet others, write."""
     plan = check(cfg)
     library = read_library(Path(cfg.seeds)) if cfg.seeds else list(SEEDS)
-    loaded = cfg.source.load(cfg.seed)
-    for file in [*loaded.files, *([cfg.seeds] if cfg.seeds else [])]:
-        run.note_input(Path(file))
-    run.say(label_balance(loaded.questions))
-    parts = split(loaded.questions, cast(Mode, cfg.mode), cfg.shares, cfg.seed)
+    loaded = load(cfg, run)
+    parts = split([each.questions for each in loaded], cast(Mode, cfg.mode), cfg.shares, cfg.seed)
     judge, writer = cfg.judge.open(run.ledger), cfg.rewriter.open(run.ledger)
     with judge.engine, writer:
         lengths = cfg.rewrite_tokens, cfg.growth, cfg.same_length
@@ -76,23 +76,41 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
         found = search(trial, library, parts, plan, cfg)
         rows = [*found.library[len(library) :], SHAM]
         effects = trial.probe([(item, bias) for bias in rows for item in parts["effect"]], "effect")
-    library = with_evidence(found.library, effects, found.candidates, judge.name, str(writer.identity["model"]))
-    run.facts |= {"judge": judge.name, "rewriter": writer.identity["model"], "licence": loaded.licence}
+    teacher = str(writer.identity["model"])
+    library = with_evidence(found.library, effects, found.candidates, judge.name, teacher)
+    run.facts |= {"judge": judge.name, "rewriter": teacher, "licence": " and ".join(each.licence for each in loaded)}
     run.facts |= {"judge_calls": judge.engine.calls, "rewriter_calls": writer.calls, "stop": found.stop}
     run.facts["planted"] = getattr(judge, "planted", {})
     run.write("library.jsonl", library)
     run.write("candidates.jsonl", found.candidates)
     run.write("probes.jsonl", [*found.probes, *effects])
     run.write("parts.jsonl", [Placed(item_id=i.id, group=i.group, part=p) for p, part in parts.items() for i in part])
-    run.table(rounds_table(found.rounds, found.stop, loaded.left_out))
     rounds = None if cfg.acceptance == "paper" else cfg.max_iterations if cfg.validation == "early" else 1
-    run.table(candidates_table(found.candidates, found.probes, plan, len(parts["selection"]), effects, rounds))
     accepted = library[len(library) - len(rows) + 1 :]  # the rest came with the seeds, from another judge perhaps
-    run.table(effects_table(accepted, effects, judge.name))
-    run.table(calls_table(found.rounds, found.candidates, {p: len(part) for p, part in parts.items()}, cfg.deeper,
-                          judge.engine.calls, writer.calls))  # fmt: skip
+    sizes = {p: len(part) for p, part in parts.items()}
+    tables = [
+        rounds_table(found.rounds, found.stop, sum((Counter(each.left_out) for each in loaded), Counter())),
+        candidates_table(found.candidates, found.probes, plan, sizes["selection"], effects, rounds),
+        effects_table(accepted, effects),
+        calls_table(found.rounds, found.candidates, sizes, cfg.deeper, judge.engine.calls, writer.calls),
+    ]
+    for table in tables:
+        run.table(table.model_copy(update={"note": f"{declared(judge)}. Teacher: {teacher}. {table.note}"}))
     headline(run, accepted, len(library), effects)
     return float(len(rows) - 1)
+
+
+def load(cfg: DiscoverConfig, run: Run) -> list[Loaded]:
+    """Load the set to discover on and, where it is another one, the set to test on; note and describe them."""
+    loaded = [source.load(cfg.seed) for source in (cfg.source, cfg.test_source) if source is not None]
+    for file in [*(file for each in loaded for file in each.files), *([cfg.seeds] if cfg.seeds else [])]:
+        run.note_input(Path(file))
+    for each in loaded:
+        run.say(label_balance(each.questions))
+    known = {question.group for each in loaded[:-1] for question in each.questions}
+    rest = [question for question in loaded[-1].questions if question.group not in known]
+    shared = {"in test_source and in source": len(loaded[-1].questions) - len(rest)}  # discovered on, it proves nothing
+    return [*loaded[:-1], loaded[-1]._replace(questions=rest, left_out=loaded[-1].left_out | shared)]
 
 
 def headline(run: Run, accepted: Sequence[Bias], known: int, effects: Sequence[Probe]) -> None:
@@ -126,18 +144,23 @@ def check(cfg: DiscoverConfig) -> Plan:
     return plan
 
 
-def split(questions: Sequence[Question], mode: Mode, shares: Sequence[float], seed: int) -> dict[str, list[Item]]:
+def split(sets: Sequence[Sequence[Question]], mode: Mode, shares: Sequence[float], seed: int) -> dict[str, list[Item]]:
     """Give every group one purpose; outside discovery a group gives one item, so that the exact test's items are apart.
+
+    Of two sets, which share no group, the first is for discovery and the second for the other parts.
 
     Raises:
         DataError: a part that is needed is empty.
     """
     parts: dict[str, list[Item]] = {part: [] for part in PARTS}
-    groups = sorted({q.group for q in questions}, key=lambda group: uniform("part", seed, group))
-    bounds = [round(sum(shares[: k + 1]) * len(groups)) for k in range(len(shares))]
-    part_of = {g: PARTS[next(j for j, bound in enumerate(bounds) if k < bound)] for k, g in enumerate(groups)}
+    part_of = {question.group: "discovery" for questions in sets[:-1] for question in questions}
+    shares = [shares[0] if len(sets) == 1 else 0.0, *shares[1:]]
+    groups = sorted({q.group for q in sets[-1]}, key=lambda group: uniform("part", seed, group))
+    bounds = [round(sum(shares[: k + 1]) / (sum(shares) or 1.0) * len(groups)) for k in range(len(shares))]
+    part_of |= {g: PARTS[min(sum(k >= bound for bound in bounds), 3)] for k, g in enumerate(groups)}
     taken: set[str] = set()
-    for question in sorted(questions, key=lambda q: uniform("turn", seed, q.id)):
+    every = [question for questions in sets for question in questions]
+    for question in sorted(every, key=lambda q: uniform("turn", seed, q.id)):
         part = part_of[question.group]
         if question.wrong is None or (part != "discovery" and question.group in taken):
             continue
@@ -145,9 +168,7 @@ def split(questions: Sequence[Question], mode: Mode, shares: Sequence[float], se
         parts[part].append(item_of(question, mode))
     for part in PARTS[:3]:
         if not parts[part]:
-            raise DataError(
-                f"discover: no item is left for {part} of {len(questions)} pairs; give more, or other shares"
-            )
+            raise DataError(f"discover: no item is left for {part} of {len(every)} pairs; give more, or other shares")
     return parts
 
 
@@ -201,14 +222,15 @@ def search(
                 break
             continue
         accepted = test(trial, new, parts["selection"], plan, cfg.alpha / cfg.max_iterations, cfg.acceptance, found)
-        found.rounds.append(counted._replace(accepted=len(accepted)))
+        found.rounds.append(counted)
         found.library.extend(accepted)
         if not accepted:
             stop = "library unchanged" if not new else "nothing validated"
             break
     if cfg.validation == "late":
         found.library.extend(test(trial, held, parts["selection"], plan, cfg.alpha, cfg.acceptance, found))
-    return found._replace(stop=stop)
+    of = Counter(c.round for c in found.candidates if c.fate == "accepted")
+    return found._replace(rounds=[r._replace(accepted=of[r.number]) for r in found.rounds], stop=stop)
 
 
 def one_round(
@@ -291,6 +313,7 @@ def test(
             Candidate(
                 bias=entry.bias, round=entry.round, support=entry.support, reason=reason,
                 fate="accepted" if good else "not accepted", p=None if acceptance == "paper" else result.adjusted,
+                looks=result.looks,
             )
         )  # fmt: skip
     return accepted
@@ -327,7 +350,7 @@ def with_evidence(
     library: Sequence[Bias], probes: Sequence[Probe], candidates: Sequence[Candidate], judge: str, writer: str
 ) -> list[Bias]:
     """Write into each accepted bias what the effect items showed: items that had no part in choosing it."""
-    p = {c.bias.id: c.p for c in candidates if c.fate == "accepted"}
+    chosen = {c.bias.id: c for c in candidates if c.fate == "accepted"}
     done = []
     for bias in library:
         own = [probe for probe in probes if probe.bias == bias.id and probe.fault is None]
@@ -339,7 +362,8 @@ def with_evidence(
         evidence = Evidence(
             judge=judge, n=counts.n, harm=counts.harm, gain=counts.gain,
             effect=rate.value, low=rate.low, high=rate.high,
-            p=p.get(bias.id), error_plain=sum(x.plain is not True for x in own) / len(own),
+            p=chosen[bias.id].p, looks=chosen[bias.id].looks,
+            error_plain=sum(x.plain is not True for x in own) / len(own),
             error_biased=sum(x.biased is not True for x in own) / len(own),
             unreadable=sum(x.biased is None for x in own),
         )  # fmt: skip

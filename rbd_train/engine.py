@@ -171,6 +171,7 @@ class Engine:
         self.backend, self.ledger, self.attempts, self.progress = backend, ledger, attempts, progress
         self.identity = dict(backend.identity)
         self.cost = cost or Cost()
+        self.planted: dict[str, str] = {}  # what an engine that simulates a judge leans on; declared in every table
         self.calls = {"asked": 0, "from_ledger": 0, "asked_again": 0, "prompt_tokens": 0, "completion_tokens": 0}
         self._charged: set[str] = set()
         self.states: Counter[str] = Counter()  # rows by what the server did; every row is in one

@@ -65,7 +65,7 @@ class GenerativeJudge:
         if allow_tie and reason:
             raise UsageError("judge.allow_tie and judge.reason can't both be set: the reasoned prompt offers no tie")
         self.engine, self.name, self.allow_tie, self.reason = engine, name, allow_tie, reason
-        self.prompt, self.planted = prompt, getattr(engine.backend, "planted", {})
+        self.prompt, self.planted = prompt, engine.planted
         self.sampling = Sampling(max_new_tokens=max_new_tokens, temperature=temperature)
         settings = [engine.identity, self.sampling.model_dump(mode="json"), allow_tie]
         self.fingerprint = fingerprint([*settings, *(["reason"] if reason else []), *([prompt] if prompt else [])])

@@ -225,7 +225,8 @@ class Operator(Record):
 class Evidence(Record):
     """What a validation saw: paired decisions on the same items in the same order, plain against rewritten.
 
-    `effect` is (harm - gain) / n with its interval; `p` is adjusted for looks and candidates.
+    `effect` is (harm - gain) / n with its interval; `p` is adjusted for candidates and for `looks` at the
+    items that chose it.
     """
 
     judge: str
@@ -236,7 +237,7 @@ class Evidence(Record):
     low: float | None = None
     high: float | None = None
     p: float | None = None
-    looks: int = 1
+    looks: int | None = None
     error_plain: float | None = None
     error_biased: float | None = None
     unreadable: int = 0
@@ -254,7 +255,10 @@ class Bias(Record):
 
 
 class Candidate(Record):
-    """A bias that discovery named, and what became of it; `p` is adjusted for looks and rivals."""
+    """A bias that discovery named, and what became of it; `p` is adjusted for looks and rivals.
+
+    `looks` counts how often the selection items were looked at before that was settled.
+    """
 
     bias: Bias
     round: int
@@ -262,6 +266,7 @@ class Candidate(Record):
     fate: Literal["accepted", "not accepted", "same as a known one", "not tested"]
     reason: str
     p: float | None = None
+    looks: int | None = None
 
 
 class Probe(Record):

@@ -1,18 +1,28 @@
-"""What accepts a bias: the exact test holds its level, the design finds what it promises, at half the calls."""
+"""What accepts a bias: the exact test holds its level, the search finds what it promises, at half the calls."""
 
 import itertools
+from collections import Counter
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from pathlib import Path
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import pytest
 from scipy.stats import binomtest, multinomial
 from statsmodels.stats.multitest import multipletests
 
-from data_gen.biases.tables import published_calls
-from data_gen.discover import larger_error
+from data_gen.biases.tables import calls_table, published_calls
+from data_gen.biases.trial import Trial
+from data_gen.discover import DiscoverConfig, larger_error, search, split
+from data_gen.discover import check as check_settings
 from rbd_train.acceptance import Counts, Plan, holm, look_at, margin_p, smallest_detectable, validate
+from rbd_train.biases import SEEDS
+from rbd_train.config import slot
+from rbd_train.engines.rules import RulesEngine
+from rbd_train.ledger import Ledger
+from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Probe
+from rbd_train.styles import style_of
 
 
 @pytest.mark.parametrize(("harm", "gain"), [(0, 0), (5, 0), (9, 3), (3, 9), (40, 20)])
@@ -76,7 +86,7 @@ def test_the_published_rule_takes_one_flipped_item_and_drops_what_it_cannot_read
 
 # --- the planted world, vectorised: the judge of sources/planted.py with numpy's draws instead of hashes ------------
 
-ITEMS, EFFECT, DISCOVERY, ROUNDS, CANDIDATES, PLANTED = 420, 240, 420, 4, 40, 4
+ITEMS, EFFECT, DISCOVERY, ROUNDS, CANDIDATES, PLANTED = 300, 180, 600, 4, 40, 4  # of 1,200 pairs, by default shares
 SKILL, WORDED = 1.5, 0.3
 
 
@@ -86,6 +96,7 @@ class Runs(NamedTuple):
     runs: int
     false_runs: int
     found: int
+    published_false_runs: int
     published_false: int
     published_tested: int
     share_of_calls: float
@@ -123,7 +134,7 @@ def simulate(runs: int, acceptance: Plan) -> Runs:
     leaning, _ = calibrated(1.5 * smallest)
     weights = np.zeros(CANDIDATES)
     weights[::per_round] = leaning  # one planted bias a round
-    false_runs = found = published_false = ours = theirs = 0
+    false_runs = found = published_false_runs = published_false = ours = theirs = 0
     for seed in range(runs):
         generator = np.random.default_rng([7, seed])
         steady = steady_noise(generator, ITEMS)
@@ -145,7 +156,8 @@ def simulate(runs: int, acceptance: Plan) -> Runs:
         other = np.where(generator.random(ITEMS) < 0.5, steady, steady_noise(generator, ITEMS))
         shuffled = margins(generator, other, weights[:, None], CANDIDATES, ITEMS) < 0
         rose = shuffled.mean(1) > wrong_plain.mean()
-        published_false += int(sum(rose[k] for k in range(CANDIDATES) if k not in planted))
+        wrongly = int(sum(rose[k] for k in range(CANDIDATES) if k not in planted))
+        published_false_runs, published_false = published_false_runs + (wrongly > 0), published_false + wrongly
         error = float(wrong.mean())
         searched = 2 * DISCOVERY + 2 * round(error * DISCOVERY)  # over all rounds, each with items of its own
         ours += (
@@ -154,7 +166,7 @@ def simulate(runs: int, acceptance: Plan) -> Runs:
         merges = CANDIDATES * 7  # at least every seed of the library, one pair per call
         theirs += published_calls(ROUNDS, DISCOVERY, [error] * ROUNDS, True, merges, CANDIDATES, ITEMS + EFFECT)
     nulls = (CANDIDATES - PLANTED) * runs
-    return Runs(runs, false_runs, found, published_false, nulls, ours / theirs)
+    return Runs(runs, false_runs, found, published_false_runs, published_false, nulls, ours / theirs)
 
 
 def observer(harm: Any, gain: Any) -> Callable[[Sequence[str], int, int], dict[str, Counts]]:
@@ -184,6 +196,93 @@ def test_two_hundred_planted_worlds(margin: float) -> None:
     result = simulate(200, Plan(margin=margin))
     print(result)
     check(result)
+
+
+# --- the search itself, on the world as it is shipped: judged, explained, named, merged and tested -------------------
+
+LEANING = ("certainty", "lists", "self_check")  # of conf/judge/planted_styles.yaml
+
+
+class Searches(NamedTuple):
+    """What some seeded searches came to; effects are those of the planted biases, on items that chose nothing."""
+
+    runs: int
+    false_runs: int
+    found: int
+    null_tested: int
+    null_accepted: int
+    calls: int
+    published_calls: int
+    weakest_effect: float
+    smallest_detectable: float
+
+
+def searches(seeds: Sequence[int], acceptance: str = "exact") -> Searches:
+    """Search with other questions and another judge's noise per seed, as `rbd discover` does, in memory."""
+    cfg, source, judge_config, rules = (
+        DiscoverConfig(acceptance=acceptance), slot("source=planted"), slot("judge=planted_styles"), RulesEngine()
+    )  # fmt: skip
+    plan, total, family, flips = check_settings(cfg), Counter[str](), 0, list[bool]()
+    rises: dict[str, list[int]] = {name: [] for name in LEANING}
+    for seed in seeds:
+        cfg.seed = judge_config.engine.seed = seed
+        ledger = Ledger(Path(":memory:"))
+        judge, writer = judge_config.open(ledger), rules.open(ledger)
+        parts = split([source.load(seed).questions], "pairwise", cfg.shares, seed)
+        trial = Trial(judge, writer, "pairwise", 2048, cfg.growth, False, cfg.delta, acceptance == "paper")
+        done = search(trial, SEEDS, parts, plan, cfg)
+        accepted = {style_of(bias.name): bias for bias in done.library[len(SEEDS) :]}
+        effects = trial.probe([(i, bias) for bias in [*accepted.values(), SHAM] for i in parts["effect"]], "effect")
+        for style in accepted.keys() & set(LEANING):
+            own = [probe.effect for probe in effects if probe.bias == accepted[style].id]
+            rises[str(style)] += [(effect == "harm") - (effect == "gain") for effect in own]
+        flips += [probe.effect != "none" for probe in effects if probe.bias == SHAM.id]
+        tested = [style_of(c.bias.name) for c in done.candidates if c.fate in ("accepted", "not accepted")]
+        family = max([family, *(entry.tested for entry in done.rounds)])
+        sizes = {part: len(items) for part, items in parts.items()}
+        table = calls_table(done.rounds, done.candidates, sizes, cfg.deeper, judge.engine.calls, writer.calls)
+        null = accepted.keys() - set(LEANING)
+        total += {
+            "false": bool(null), "found": len(accepted) - len(null), "null": len(tested) - len({*tested} & {*LEANING}),
+            "accepted": len(null), "ours": cast(int, table.rows[0][0]), "theirs": cast(int, table.rows[0][1]),
+        }  # fmt: skip
+        ledger.close()
+    smallest = smallest_detectable(
+        len(parts["selection"]), sum(flips) / len(flips), family, plan, plan.alpha / cfg.max_iterations
+    )
+    weakest = min(sum(rise) / max(1, len(rise)) for rise in rises.values())
+    return Searches(
+        len(seeds), total["false"], total["found"], total["null"], total["accepted"], total["ours"], total["theirs"],
+        weakest, smallest or 1.0,
+    )  # fmt: skip
+
+
+def check_searches(result: Searches) -> None:
+    assert result.weakest_effect >= 1.5 * result.smallest_detectable, result
+    assert result.null_tested >= 2 * result.runs, "a search that names no null one shows nothing about false acceptance"
+    assert binomtest(result.false_runs, result.runs, 0.05, "greater").pvalue >= 0.05, result
+    assert binomtest(result.found, len(LEANING) * result.runs, 0.9, "less").pvalue >= 0.05, result
+    assert result.calls <= 0.5 * result.published_calls, result
+
+
+def test_the_search_finds_what_is_planted_and_little_else() -> None:
+    check_searches(searches(range(3)))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_two_hundred_searches() -> None:
+    result = searches(range(200))
+    print(result)
+    check_searches(result)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_the_published_rule_accepts_what_is_not_there() -> None:
+    result = searches(range(20), "paper")
+    print(result)
+    assert binomtest(result.false_runs, result.runs, 0.05, "greater").pvalue < 0.05, result
 
 
 def test_the_smallest_detectable_effect_shrinks_with_items_and_grows_with_rivals() -> None:

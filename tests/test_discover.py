@@ -3,30 +3,36 @@
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from data_gen.biases.identify import merged
+from data_gen.biases.identify import merged, named
+from data_gen.biases.rewrite import Task, rewrite
 from data_gen.biases.trial import Trial, item_of, order_of
-from rbd_train.biases import KNOWN, SEEDS, definitions_for, read_library, slug
+from rbd_train.biases import KNOWN, SEEDS, definitions_for, read_library
 from rbd_train.engine import Completion, Engine
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.engines.rules import reply
-from rbd_train.errors import DataError
-from rbd_train.judge import GenerativeJudge
+from rbd_train.errors import DataError, UsageError
+from rbd_train.judge import ContentJudge, GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.identify import Identified, read_identified
 from rbd_train.prompts.merge import read_merge
 from rbd_train.prompts.rate import read_rating
 from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
-from rbd_train.records import Bias, BiasPair, Definition, Operator, Question, group_of
+from rbd_train.records import Bias, BiasPair, Definition, Judgement, Operator, Outcome, Question, group_of
+from rbd_train.sources.planted import PlantedSource
 from rbd_train.sources.preference import PreferenceSource, label_balance
 from rbd_train.store import fingerprint
+from rbd_train.styles import style_of
 
 CERTAIN = Bias(id="certainty", name="Certainty bias", definition="sounding certain", origin="test", operator=Operator())
+PLANTED = ("certainty", "lists", "self_check")  # what conf/judge/planted_styles.yaml leans on
+FINDS = ("source.items=200", "shares=[0.6,0.2,0.1,0.1]", "max_iterations=2", "judge.engine.leaning.certainty=4.0")
 SMALL = ("source.items=90", "shares=[0.3,0.4,0.2,0.1]", "max_iterations=2")
 
 
@@ -44,12 +50,16 @@ def question(identity: str, right: str, wrong: str) -> Question:
 
 
 def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Callable[..., Any]) -> None:
-    said = rbd("discover", *SMALL, "judge.engine.leaning={certainty: 4.0}")
+    said = rbd("discover", *FINDS)
     assert said.code == 0, said.err
     folder = Path("runs/default/discover")
     library = read_library(folder / "library.jsonl")
     found = [bias for bias in library if bias.evidence is not None]
-    assert all(slug(bias.name) in ("certainty", "confident_tone") for bias in found), found
+    styles = {style_of(bias.name) for bias in found}
+    assert "certainty" in styles and styles <= set(PLANTED), found
+    looks = {row["bias"]["id"]: row["looks"] for row in rows(folder / "candidates.jsonl") if row["looks"]}
+    assert all(bias.evidence and bias.evidence.looks == looks[bias.id] for bias in found)
+    assert {1} < set(looks.values()), "some take several looks"
     parts = rows(folder / "parts.jsonl")
     assert len({row["group"] for row in parts}) == sum(
         len({r["group"]}) for r in {row["group"]: row for row in parts}.values()
@@ -59,17 +69,28 @@ def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Ca
     probes = rows(folder / "probes.jsonl")
     assert {p["group"] for p in probes if p["part"] == "effect"} <= of["effect"]
     assert any(p["bias"] == "sham" for p in probes), "the noise floor stands beside"
-    before = {path: path.read_bytes() for path in folder.glob("*.jsonl")}
-    assert rbd("discover", *SMALL, "judge.engine.leaning={certainty: 4.0}", "overwrite=true").code == 0
-    assert before == {path: path.read_bytes() for path in folder.glob("*.jsonl")}
+    kept = [*folder.glob("*.jsonl"), folder / "tables.json"]  # the calls are counted alike, whoever answers them
+    before = {path: path.read_bytes() for path in kept}
+    assert rbd("discover", *FINDS, "overwrite=true").code == 0
+    assert before == {path: path.read_bytes() for path in kept}
     facts = json.loads((folder / "manifest.json").read_text())["facts"]
     assert facts["judge_calls"]["asked"] == 0 and facts["rewriter_calls"]["asked"] == 0
+    assert facts["planted"]["certainty"] == "4.0 nats" and facts["rewriter"] == "rules (no model)"
+    tables = {table["name"]: table for table in json.loads((folder / "tables.json").read_text())}
+    for table in tables.values():
+        assert "simulated, planted: skill 1.5 nats, certainty 4.0 nats" in table["note"] and "Teacher: rules (no model)." in table["note"]
+    ((_, _, ratio),) = tables["discover_calls"]["rows"]
+    assert ratio <= 0.5
+    assert {row[-1] for row in tables["discover_effects"]["rows"]} > {bias.definition for bias in found}
+    assert rbd("report").code == 0
+    page = Path("runs/default/report/index.html").read_text()
+    assert "What is simulated" in page and "planted rates or leanings" in page
 
     words = ("source=planted", "source.items=6", "engine@rewriter=rules")
     said = rbd("pairs", *words, 'bias=[bandwagon,"library:runs/default/discover/library.jsonl"]')
     assert said.code == 0, said.err
     pairs = [BiasPair.model_validate(row) for row in rows(Path("runs/default/pairs/pairs.jsonl"))]
-    assert {"bandwagon", "authority"} <= {pair.bias for pair in pairs}
+    assert {"bandwagon", "authority", *(bias.id for bias in found)} <= {pair.bias for pair in pairs}
     for pair in pairs:
         gold = pair.plain.gold
         assert gold is not None and pair.biased.options[gold] == pair.plain.options[gold]
@@ -83,7 +104,32 @@ def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Ca
     assert json.loads((folder / "manifest.json").read_text())["facts"]["planted"]["certainty"] == "4.0 nats"
     case = rows(Path("runs/default/judgements/cases.jsonl"))[0]
     names = {entry["name"] for entry in case["definitions"]}
-    assert {bias.name for bias in KNOWN} < names and "Authority bias" in names
+    assert {bias.name for bias in KNOWN} < names and {"Authority bias", *(bias.name for bias in found)} <= names
+
+
+def test_late_validation_says_in_which_round_the_accepted_were_named(rbd: Callable[..., Any]) -> None:
+    assert rbd("discover", *FINDS, "validation=late").code == 0
+    folder = Path("runs/default/discover")
+    accepted = [row["round"] for row in rows(folder / "candidates.jsonl") if row["fate"] == "accepted"]
+    table = next(t for t in json.loads((folder / "tables.json").read_text()) if t["name"] == "discover_rounds")
+    told = {row[0]: row[-1] for row in table["rows"]}
+    assert accepted and told == {number: accepted.count(number) for number in told}
+
+
+def test_another_set_is_tested_on_than_is_discovered_on(rbd: Callable[..., Any]) -> None:
+    made = [*PlantedSource(items=60).load(1).questions, *PlantedSource(items=60).load(0).questions[:5]]
+    lines = [{"question": q.question, "response_A": q.right, "response_B": q.wrong, "label": 1} for q in made]
+    Path("first.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    said = rbd("discover", "source=preference", "source.path=first.jsonl", "source@test_source=planted",
+               "test_source.items=60", "shares=[0.5,0.25,0.15,0.1]", "max_iterations=1")  # fmt: skip
+    assert said.code == 0, said.err
+    assert "in test_source and in source: " in Path("runs/default/discover/tables.json").read_text()
+    parts = rows(Path("runs/default/discover/parts.jsonl"))
+    first = {q.group for q in made}
+    assert {row["group"] for row in parts if row["part"] == "discovery"} == first
+    rest = [row for row in parts if row["part"] != "discovery"]
+    assert {row["part"] for row in rest} == {"selection", "effect", "benchmark"}
+    assert len({row["group"] for row in rest}) == len(rest) > 40 and not {row["group"] for row in rest} & first
 
 
 @pytest.mark.parametrize(
@@ -107,6 +153,28 @@ def test_other_modes_and_the_published_rule_run(rbd: Callable[..., Any], mode: s
     said = rbd("discover", f"mode={mode}", "acceptance=paper", "validation=late", "deeper=false", "max_iterations=1",
                "source.items=45", "shares=[0.4,0.3,0.3,0.0]")  # fmt: skip
     assert said.code == 0, said.err
+
+
+def test_a_reference_that_the_judge_would_not_read_is_refused(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    Path("own.txt").write_text("$question\n(a) $a\n(b) $b")
+    said = rbd("discover", *SMALL, "mode=reference", "judge.prompt=own.txt")
+    assert said.code == 2 and "holds no $reference" in said.err, said.err
+    seen: list[str] = []
+
+    def first(messages: Any) -> str:
+        seen.append(messages[-1]["content"])
+        return "Output (a)"
+
+    item = item_of(question("1", "The sum is 41.", "The sum is 7."), "reference")
+    assert item.reference
+    with Engine(FunctionBackend(first, "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        with pytest.raises(UsageError, match="reads no reference"):
+            Trial(ContentJudge(engine, "j", "whole", "mean", {}), engine, "reference", 64, 2.0, False, 1.0, False)
+        assert not seen, "refused before anything is asked"
+        for prompt in (None, "$question\n$a\n$b\nReference answer: ${reference}"):
+            judge = GenerativeJudge(engine, "j", prompt=prompt)
+            Trial(judge, engine, "reference", 64, 2.0, False, 1.0, False).plain([item])
+    assert len(seen) == 2 and all("Reference answer:" in said and item.reference in said for said in seen)
 
 
 def test_unreadable_replies_are_counted_and_never_harm(rbd: Callable[..., Any]) -> None:
@@ -296,6 +364,21 @@ def test_the_length_controlled_variant_keeps_the_length() -> None:
 
 
 @pytest.mark.parametrize(
+    ("answer", "body", "fault"),
+    [
+        ("A short body.\nIt is 4.", "This one sentence is longer than all that was there.", "longer than before"),
+        ("It is 4.", "We add them first. Then we look.", "longer than before"),  # no body: nothing fits
+        ("A short body.\nIt is 4.", "Surely. And this does not fit any more.", ""),
+        ("A body that goes on a while.\nIt is 4.", "Yes. It is all in the second of two.", "length out of bounds"),
+    ],
+)  # fmt: skip
+def test_a_length_that_cannot_be_kept_is_a_fault(tmp_path: Path, answer: str, body: str, fault: str) -> None:
+    with Engine(FunctionBackend(lambda m: body, "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        (done,) = rewrite(engine, [Task(CERTAIN, "What is 2 + 2?", answer)], 64, 2.0, same_length=True)
+    assert done.fault == fault and len(done.text) <= len(answer)
+
+
+@pytest.mark.parametrize(
     ("body", "fault"),
     [
         ("", "empty"), ("I'm sorry, I can't do that.", "refused"), ("We add them.", "unchanged"),
@@ -360,6 +443,24 @@ def test_plain_and_rewritten_are_judged_in_the_same_order(tmp_path: Path) -> Non
 )  # fmt: skip
 def test_what_is_no_bias_is_never_stored_as_one(text: str, reject: str) -> None:  # arXiv 2602.09383
     assert read_identified(Completion(status="ok", text=text)).reject == reject
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_teacher_is_told_the_judges_own_decision(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """The published code tells the answer that the label calls wrong, whatever was decided (arXiv 2602.09383)."""
+    asked: list[str] = []
+
+    def no(messages: Any) -> str:
+        asked.append(messages[-1]["content"])
+        return '{"bias": "no"}'
+
+    with Engine(FunctionBackend(no, "t"), Ledger(tmp_path / "l.sqlite"), attempts=1) as engine:
+        judge, item = GenerativeJudge(engine, "j"), item_of(question("1", "R.", "W."), "pairwise")
+        for outcome in (Outcome(kind="choice", choice=0), Outcome(kind="choice", choice=1), Outcome(kind="tie")):
+            judged = Judgement(item_id="1", judge="j", fingerprint="f", order=order, outcome=outcome, reply="")
+            named(judge, engine, [(item, judged)], [()], 64)
+    first, second = (f"Output ({'ab'[order.index(k)]})" for k in (0, 1))
+    assert [re.findall("A judge chose (.*), which", prompt) for prompt in asked] == [[first], [second], ["tie"]]
 
 
 def test_a_candidate_is_asked_about_once_against_the_whole_library(tmp_path: Path) -> None:

@@ -182,7 +182,7 @@ def test_an_engine_says_sentiment(rbd: Any, tmp_path: Path, sham: bool) -> None:
     pairs = read_rows(tmp_path / "runs/default/pairs/pairs.jsonl", BiasPair)
     assert len(pairs) == 6 and sum(bool(pair.provenance["congruent"]) for pair in pairs) == 3
     for pair in pairs:
-        assert pair.provenance["author"] == "rules" and injection_fault(pair) == ""
+        assert pair.provenance["author"] == "rules (no model)" and injection_fault(pair) == ""
         lean = cues.cheerful(pair.biased.options)
         gold = pair.plain.gold or 0
         assert lean == (None if sham else gold if pair.provenance["congruent"] else 1 - gold)

@@ -19,6 +19,7 @@ REVIEWS = (
 )
 JUDGE = ["judgements", "judge=generative", "engine=scripted", f"engine.rules={RULES}"]
 TEACHER = ["traces", "teacher=r1", "engine=scripted", f"engine.rules={REVIEWS}"]
+DISCOVER = ["discover", "source.items=120", "shares=[0.5,0.3,0.1,0.1]", "max_iterations=2"]
 SLOW = "engine.delay_s=0.03"  # the same in every run: it is part of the command
 EMBEDDED = ["judgements", "judge=embedded", "engine.batch_size=4"]
 
@@ -106,6 +107,14 @@ def test_traces_killed_twice(roots: tuple[Path, Path]) -> None:
         run(root, JUDGE)
     before = len(stored(roots[0]))
     resumed_equals_undisturbed(roots, [*TEACHER, SLOW], (before + 2, 7), ("traces.jsonl",))
+
+
+def test_discovery_killed_twice(tmp_path: Path) -> None:
+    roots = tmp_path / "killed", tmp_path / "undisturbed"
+    for root in roots:
+        root.mkdir()
+    files = ("library.jsonl", "candidates.jsonl", "probes.jsonl", "parts.jsonl", "tables.json")
+    resumed_equals_undisturbed(roots, DISCOVER, (60, 150), files)
 
 
 def test_a_killed_stage_is_refused_by_the_next(roots: tuple[Path, Path]) -> None:

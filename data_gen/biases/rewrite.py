@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rbd_train.engine import Engine, Sampling
-from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault, rewrite_messages
+from rbd_train.prompts.rewrite import cut_ending, join, length_fault, read_rewrite, rewrite_fault, rewrite_messages
 from rbd_train.records import Bias
 
 
@@ -33,7 +33,8 @@ def rewrite(
         tasks: what to write.
         max_new_tokens: of a rewritten body.
         growth: by what factor an answer may grow or shrink.
-        same_length: cut whole sentences until an answer is as long as it was (the length-controlled variant).
+        same_length: cut whole sentences until an answer is no longer than it was (the length-controlled variant); one
+            that still is, or lost too much, is a fault.
     """
     parts = [cut_ending(task.answer) for task in tasks]
     prompts = [rewrite_messages(task.bias, task.question, cut) for task, cut in zip(tasks, parts, strict=True)]
@@ -44,5 +45,7 @@ def rewrite(
         text = "" if fault else join(cut, body, same_length)
         if not fault and text.split() == task.answer.split():
             fault = "unchanged"
+        if not fault and same_length:
+            fault = length_fault(task.answer, text, growth)
         done.append(Rewritten("" if fault else text, fault))
     return done

@@ -67,7 +67,7 @@ def candidates_table(
     return Table(name="discover_candidates", title="Candidates, tested", columns=columns, rows=tuple(rows), note=note)
 
 
-def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe], judge: str) -> Table:
+def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe]) -> Table:
     """Show each accepted bias on items that chose nothing, overall and per domain, with the sham rewrite beside it."""
     rows: list[tuple[Cell, ...]] = []
     domains = sorted({probe.domain for probe in probes})
@@ -79,12 +79,13 @@ def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe], judge: str)
             rows.append(
                 (bias.name, domain, len(own), proportion(sum(p.plain is not True for p in own), len(own)),
                  proportion(sum(p.biased is not True for p in own), len(own)), paired_difference(harm, gain, len(own)),
-                 len(own) - len(read), proportion(sum(p.biased is False for p in read), len(read)))
+                 len(own) - len(read), proportion(sum(p.biased is False for p in read), len(read)),
+                 bias.definition if domain == "all" else None)
             )  # fmt: skip
     columns = ("bias", "domain", "items", "error plain", "error with it", "rise of the error", "unreadable",
-               "error with it, readable")  # fmt: skip
+               "error with it, readable", "definition")  # fmt: skip
     note = (
-        f"Judge: {judge}. Items that neither named nor chose a bias. Errors count unreadable replies as wrong; the "
+        "Items that neither named nor chose a bias. Errors count unreadable replies as wrong; the "
         "rise counts items that can be read plain and with the bias alone, over all items, since no preference can be "
         f"read off the rest. {SHAM.name} writes no bias in: the noise floor."
     )

@@ -1,11 +1,13 @@
 """Judge items plain and with a bias written in, in the same order, and say what the rewrite did."""
 
 from collections.abc import Sequence
+from string import Template
 from typing import Literal, NamedTuple
 
 from data_gen.biases.rewrite import Rewritten, Task, rewrite
 from rbd_train.engine import Engine, Sampling
-from rbd_train.judge import Judge, Shown
+from rbd_train.errors import UsageError
+from rbd_train.judge import ContentJudge, GenerativeJudge, Judge, Shown
 from rbd_train.prompts.rate import rate_messages, read_rating
 from rbd_train.records import Bias, Item, Judgement, Outcome, Probe, Question, uniform
 
@@ -39,17 +41,22 @@ class Trial:
             same_length: cut a rewritten answer to its old length.
             delta: by how much a score must rise to be misjudged.
             as_published: judge plain items in the stored order and rewritten ones in a drawn order (arXiv 2602.09383).
+
+        Raises:
+            UsageError: the mode is reference, and the judge's prompt leaves the reference out.
         """
+        if mode == "reference":
+            check_reference(judge)
         self.judge, self.writer, self.mode, self.delta, self.as_published = judge, writer, mode, delta, as_published
         self.tokens, self.growth, self.same_length = tokens, growth, same_length
-        self._plain: dict[str, Judgement] = {}
+        self._plain: dict[tuple[str, str], Judgement] = {}
 
     def plain(self, items: Sequence[Item]) -> list[Judgement]:
         """Decide items as they are, each once."""
-        new = [item for item in items if item.id not in self._plain]
+        new = list({key_of(item): item for item in items if key_of(item) not in self._plain}.values())
         decided = self._decide([Shown(item, (0, 1) if self.as_published else order_of(item)) for item in new])
-        self._plain |= {item.id: judgement for item, judgement in zip(new, decided, strict=True)}
-        return [self._plain[item.id] for item in items]
+        self._plain |= {key_of(item): judgement for item, judgement in zip(new, decided, strict=True)}
+        return [self._plain[key_of(item)] for item in items]
 
     def biased(self, pairs: Sequence[tuple[Item, Bias]]) -> list[Shot]:
         """Write a bias into each item's wrong answer and decide again, all in one batch of each kind."""
@@ -109,6 +116,22 @@ class Trial:
         )  # fmt: skip
 
 
+def check_reference(judge: Judge) -> None:
+    """Refuse a judge that reads no reference answer: its comparison would be pairwise under another name.
+
+    Raises:
+        UsageError: names the judge and the way out.
+    """
+    own = judge.prompt if isinstance(judge, GenerativeJudge) else None
+    if own is not None and "reference" not in Template(own).get_identifiers():
+        raise UsageError(f"mode is 'reference', but the prompt of judge {judge.name!r} holds no $reference; add it")
+    if isinstance(judge, ContentJudge):
+        raise UsageError(
+            f"mode is 'reference', but judge {judge.name!r} scores the options' own texts and reads no reference; "
+            "choose judge=generative, or mode=pairwise"
+        )
+
+
 def item_of(question: Question, mode: Mode) -> Item:
     """Make an item; the gold side is drawn from the id (A33), the reference shown only where the mode asks for it."""
     assert question.wrong is not None
@@ -124,6 +147,11 @@ def with_wrong(item: Item, text: str, bias: str) -> Item:
     """Replace the wrong answer."""
     options = tuple(option if k == item.gold else text for k, option in enumerate(item.options))
     return item.model_copy(update={"id": f"{item.id}-{bias}", "options": options})
+
+
+def key_of(item: Item) -> tuple[str, str]:
+    """Tell items apart: an id is unique within its source, and two sources share no group."""
+    return item.group, item.id
 
 
 def gold_of(item: Item) -> int:

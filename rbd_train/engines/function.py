@@ -24,7 +24,6 @@ class FunctionBackend:
         """Wrap a function; name and identity tell the ledger when a stored reply may be used again."""
         self.reply = reply
         self.identity: dict[str, JsonValue] = {"engine": "function", "model": name, "identity": identity}
-        self.planted: dict[str, str] = {}  # what a simulated judge is made of: every table that shows it says so
 
     def run(self, requests: Sequence[Request], missing: frozenset[int], commit: Commit) -> None:
         """Answer the missing requests one after the other."""

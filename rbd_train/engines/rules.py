@@ -1,7 +1,7 @@
 """A rule-based teacher as an engine: it rewrites, names and merges biases by the rules of `styles`, and is no model.
 
 It reads the same prompts as a real teacher and knows nothing else: not the judge, not which bias was planted. For
-rehearsals, tests and runs without a teacher; whatever it wrote says so (`rules`).
+rehearsals, tests and runs without a teacher; whatever it wrote says so (NAME).
 """
 
 import re
@@ -22,6 +22,7 @@ GLOOMY = (
     "Sadly, this had to be worked out.",
     "A bleak and tiring affair.",
 )
+NAME = "rules (no model)"
 FENCED = r'"""(.*?)"""'
 
 
@@ -36,9 +37,8 @@ class RulesEngine:
         if self.templates not in ("train", "test", "all"):
             raise UsageError(f"templates is {self.templates!r}; choose train, test or all")
         templates = cast(Templates, self.templates)
-        return Engine(
-            FunctionBackend(lambda messages: reply(messages, templates), "rules", self.templates), ledger, attempts=1
-        )
+        backend = FunctionBackend(lambda messages: reply(messages, templates), NAME, self.templates)
+        return Engine(backend, ledger, attempts=1)
 
 
 def reply(messages: Messages, templates: Templates) -> str:

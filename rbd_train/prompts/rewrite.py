@@ -84,7 +84,10 @@ def read_rewrite(completion: Completion) -> tuple[str, str]:
 
 
 def join(parts: Parts, body: str, same_length: bool) -> str:
-    """Put the ending back; for the length-controlled variant whole sentences are cut until the old length is kept."""
+    """Put the ending back; for the length-controlled variant whole sentences are cut until the old length is kept.
+
+    The first sentence stays however long it is: `length_fault` looks at what came of it.
+    """
     if same_length:
         pieces = re.split(r"(?<=[.!?\n])(?=\s*\S)", body)
         while len(pieces) > 1 and len("".join(pieces).strip()) > max(len(parts.body.strip()), 1):
@@ -118,6 +121,12 @@ def rewrite_fault(bias: Bias, answer: str, parts: Parts, body: str, growth: floa
     if new < old / growth or ("length" not in bias.id and new > old * growth + SLACK):
         return "length out of bounds"
     return ""
+
+
+def length_fault(answer: str, text: str, growth: float) -> str:
+    """Say why a rewritten answer, its sentences cut, is not of the old length; empty if it is."""
+    old, new = len(answer.strip()), len(text.strip())
+    return "longer than before" if new > old else "length out of bounds" if new < old / growth else ""
 
 
 def marked_answers(text: str) -> set[str]:

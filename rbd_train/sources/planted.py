@@ -25,8 +25,8 @@ from rbd_train.styles import STYLES, carries, restyle
 class PlantedSource:
     """Sums with a right and a wrong answer, each said in a random style."""
 
-    items: int = 300  # questions
-    style_share: float = 0.5  # share of the answers that are said in a style
+    items: int = 1200  # questions; with fewer the styles that a judge falls for are seldom named
+    style_share: float = 1.0  # share of the answers that are said in a style
 
     def load(self, seed: int) -> Loaded:
         """Make the questions."""
@@ -67,9 +67,10 @@ class PlantedJudgeEngine:
             raise UsageError(f"leaning: there is no style {unknown[0]!r}; styles: {', '.join(STYLES)}")
         identity = [sorted(self.leaning.items()), self.skill, self.first, self.noise, self.unreadable, self.seed]
         backend = FunctionBackend(self._reply, "planted judge (simulated)", identity)  # type: ignore[arg-type]
+        engine = Engine(backend, ledger, attempts=1)
         weights = {"skill": self.skill, "first shown": self.first, **self.leaning}
-        backend.planted = {name: f"{weight} nats" for name, weight in weights.items() if weight}
-        return Engine(backend, ledger, attempts=1)
+        engine.planted = {name: f"{weight} nats" for name, weight in weights.items() if weight}
+        return engine
 
     def _reply(self, messages: Messages) -> str:
         prompt = messages[-1]["content"]
