@@ -78,7 +78,8 @@ def test_planted_biases_are_found_then_injected_and_a_rerun_asks_nothing(rbd: Ca
     assert facts["planted"]["certainty"] == "4.0 nats" and facts["rewriter"] == "rules (no model)"
     tables = {table["name"]: table for table in json.loads((folder / "tables.json").read_text())}
     for table in tables.values():
-        assert "simulated, planted: skill 1.5 nats, certainty 4.0 nats" in table["note"] and "Teacher: rules (no model)." in table["note"]
+        assert "simulated, planted: skill 1.5 nats, certainty 4.0 nats" in table["note"]
+        assert "Teacher: rules (no model)." in table["note"]
     ((_, _, ratio),) = tables["discover_calls"]["rows"]
     assert ratio <= 0.5
     assert {row[-1] for row in tables["discover_effects"]["rows"]} > {bias.definition for bias in found}
