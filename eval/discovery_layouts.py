@@ -1,7 +1,7 @@
 """The discovery paper's tables, the published numbers beside ours (arXiv 2602.09383); layouts of `rbd report`."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from rbd_train.run import Cell, Table
@@ -75,10 +75,10 @@ def transfer_table(runs: Mapping[str, "Told"]) -> Table:
     rows: list[tuple[Cell, ...]] = []
     for hard, plain, cells in twins(runs):
         manifest = runs[hard].manifests["judging"]
-        _, items, _, biased, as_it_is, change, p, *_ = cells
         rows.append(
-            (manifest["facts"]["judge"], size_of_judge(manifest), set_of(manifest), chosen_against(runs, hard), items,
-             as_it_is, biased, change, p, f"{plain} -> {hard}")
+            (manifest["facts"]["judge"], size_of_judge(manifest), set_of(manifest), chosen_against(runs, hard),
+             cells["items of both"], cells["error rate, other"], cells["error rate"], cells["change in accuracy"],
+             cells["p"], f"{plain} -> {hard}")
         )  # fmt: skip
     columns = (
         "judge", "size", "set", "chosen against it", "items", "error plain", "error hardened", "change of the error",
@@ -114,23 +114,24 @@ def domains_table(runs: Mapping[str, "Told"]) -> Table:
     return Table(name="judgebench_pro_domains", title=title, columns=columns, rows=tuple(rows), note=note)
 
 
-def twins(runs: Mapping[str, "Told"]) -> list[tuple[str, str, Sequence[Cell]]]:
+def twins(runs: Mapping[str, "Told"]) -> list[tuple[str, str, Mapping[str, Cell]]]:
     """Find runs where one judge judged a set's biased side and was compared with itself on the plain side.
 
     Returns:
-        The biased run, the plain one, and the row that compares them (table judging_compare).
+        The biased run, the plain one, and the row that compares them (table judging_compare), by its columns.
     """
-    found: list[tuple[str, str, Sequence[Cell]]] = []
+    found: list[tuple[str, str, Mapping[str, Cell]]] = []
     for name, run in runs.items():
         if "judging_compare" not in run.tables:
             continue
         manifest = run.manifests["judging"]
-        for other, cells in zip(manifest["config"]["compare"], run.tables["judging_compare"].rows, strict=True):
+        table = run.tables["judging_compare"]
+        for other, cells in zip(manifest["config"]["compare"], table.rows, strict=True):
             theirs = runs[other].manifests.get("judging") if other in runs else None
             if theirs is None or theirs["facts"]["fingerprint"] != manifest["facts"]["fingerprint"]:
                 continue
             if (theirs["config"]["side"], manifest["config"]["side"]) == ("plain", "biased"):
-                found.append((name, other, cells))
+                found.append((name, other, dict(zip(table.columns, cells, strict=True))))
     return found
 
 

@@ -94,7 +94,7 @@ def test_both_orders_of_a_pair_are_one_pair_in_the_test() -> None:
     for copies in (1, 2):
         before = [Row(pair, k >= 5) for k, pair in enumerate(pairs) for _ in range(copies)]
         after = [Row(pair, True) for pair in pairs for _ in range(copies)]
-        table = changes_table("prompted", {"base": before, "run": after})
+        table = changes_table("prompted", {"base": before, "run": after}, {"run": ["run"]})
         assert cell(table, "p (McNemar)") == pytest.approx(2 / 32)
         assert cell(table, "change of the error").value == -0.25 and cell(table, "change of the error").high < 0.02
 
@@ -169,6 +169,8 @@ class Script:
         outer = self
 
         class Opened:
+            name = fingerprint = self.name
+
             class engine:  # noqa: N801
                 calls: dict[str, int] = {}
 
