@@ -232,16 +232,17 @@ def chosen_table(scored: Scored) -> Table:
 
 def cost_table(facts: Mapping[str, Any], families: Sequence[Family | None], arithmetic: float) -> Table:
     """Say what the assistant adds, against the main model alone and where it runs anyway."""
-    seconds = [facts[f"{who} seconds"] for who in ("main", "assistant")]
-    asked = [facts[f"{who} calls"]["asked"] for who in ("main", "assistant")]
+    calls = [facts[f"{who} calls"] for who in ("main", "assistant")]
+    asked, stored = ([counts[kind] for counts in calls] for kind in ("asked", "from_ledger"))
+    seconds = [facts[f"{who} seconds"] if all(asked) else None for who in ("main", "assistant")]
     sizes = [(f.parameters / 1e6, f.weights / MB, f.per_token * 1000 / MB) if f else (None,) * 3 for f in families]
     peak = [facts[f"{who} peak MB"] for who in ("main", "assistant")]
     added = sizes[1][0] / sizes[0][0] if sizes[0][0] and sizes[1][0] else None
     share = seconds[1] / seconds[0] if seconds[0] else None
     rows: tuple[tuple[Cell, ...], ...] = (
-        ("main alone", asked[0], seconds[0], None, *sizes[0], peak[0]),
-        ("the assistant adds", asked[1], seconds[1], share, *sizes[1], peak[1]),
-        ("adds where speculative decoding runs it anyway", 0, arithmetic,
+        ("main alone", asked[0], stored[0], seconds[0], None, *sizes[0], peak[0]),
+        ("the assistant adds", asked[1], stored[1], seconds[1], share, *sizes[1], peak[1]),
+        ("adds where speculative decoding runs it anyway", 0, 0, arithmetic,
          arithmetic / seconds[0] if seconds[0] else None, 0.0, 0.0, 0.0, None),
     )  # fmt: skip
     told = f" The assistant's weights are {added:.0%} of the main model's." if added is not None else ""
@@ -251,9 +252,9 @@ def cost_table(facts: Mapping[str, Any], families: Sequence[Family | None], arit
     }
     return Table(
         name="contrast_cost", title="What it costs", rows=rows,
-        columns=("", "calls", "seconds", "of the main model's", "parameters (M)", "weights (MB)",
+        columns=("", "calls", "from the ledger", "seconds", "of the main model's", "parameters (M)", "weights (MB)",
                  "keys and values (MB per 1000 tokens)", f"peak {facts['memory']} memory (MB)"),
-        note="Seconds of this run, loading included; what the ledger held took none. Weights, keys and values are "
+        note="Seconds include loading; what the ledger held took none. Weights, keys and values are "
         "counted from the models: what holding both at once takes. Here they are held one after the other. "
         f"{peaks[facts['memory']]} With speculative decoding only arithmetic is left, timed alone.{told}",
     )  # fmt: skip

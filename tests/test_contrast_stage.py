@@ -74,9 +74,9 @@ def test_the_stage_scores_once_and_decides_by_arithmetic(
     )  # fmt: skip
     assert "paper, t 1, exp" in found["contrast_curve"]["title"] and "paper, exp" in found["contrast_grid"]["title"]
     main, added, _ = found["contrast_cost"]["rows"]
-    parameters, weights, cached = main[4:7]
+    parameters, weights, cached = main[5:8]
     assert weights * 2**20 == pytest.approx(parameters * 4e6)  # float32
-    assert cached == pytest.approx(2 * added[6]) and cached * 2**20 == pytest.approx(1000 * 2 * 2 * 16 * 4)
+    assert cached == pytest.approx(2 * added[7]) and cached * 2**20 == pytest.approx(1000 * 2 * 2 * 16 * 4)
     assert [row[0] for row in found["contrast_pooled"]["rows"]] == [row[0] for row in found["contrast"]["rows"]]
     by_method = {row[0]: row for row in found["contrast"]["rows"]}
     greedy = by_method["main, greedy token"]
@@ -97,6 +97,7 @@ def test_the_stage_scores_once_and_decides_by_arithmetic(
     manifest = json.loads(Path("runs/default/contrast/manifest.json").read_text())
     assert manifest["facts"]["main calls"]["asked"] == manifest["facts"]["assistant calls"]["asked"] == 0
     assert len(tables()["contrast_chosen"]["rows"]) == 5 * 5
+    assert [row[3:5] for row in tables()["contrast_cost"]["rows"][:2]] == [[None, None]] * 2, "no call, no seconds"
     report = rbd("report", "overwrite=true")
     assert report.code == 0, report.err
     page = Path("runs/default/report/index.html").read_text()
