@@ -29,7 +29,7 @@ from rbd_train.training import (
     set_precision,
     sharded,
 )
-from rbd_train.weights import DETECTOR, model_card, save
+from rbd_train.weights import DETECTORS, model_card, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -65,7 +65,9 @@ def main(cfg: DistilConfig, run: Run) -> float | None:
     trainer.train()
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     settings = {"teacher": cfg.teacher_path, "beta": cfg.beta, "seed": cfg.seed, **vars(cfg.trainer)}
-    card = model_card(DETECTOR, cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(prompts)} prompts.")
+    card = model_card(
+        DETECTORS["reasoning"], cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(prompts)} prompts."
+    )
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     if run.main:
         run.outputs["model"] = {"sha256": None, "rows": None}

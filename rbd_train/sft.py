@@ -34,7 +34,7 @@ from rbd_train.training import (
     told_settings,
     train_to_the_end,
 )
-from rbd_train.weights import DETECTOR, model_card, save
+from rbd_train.weights import DETECTORS, model_card, save
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
@@ -77,7 +77,9 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     settings = told_settings(
         cfg.model, cfg.trainer, cfg.launch, objective=cfg.objective, biases=chosen, seed=cfg.seed
     )  # fmt: skip
-    card = model_card(DETECTOR, cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows.")
+    card = model_card(
+        DETECTORS[cfg.objective], cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows."
+    )
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
     if run.main:

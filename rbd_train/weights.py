@@ -174,10 +174,21 @@ class Kind(NamedTuple):
     use: str
 
 
-DETECTOR = Kind(
-    "A reasoning-based bias detector", ("bias-detection", "llm-as-a-judge", "distillation"), "Distilled",
-    "It reads a judge's decision and says Yes or No: was it biased?",
-)  # fmt: skip
+_TAGS = ("bias-detection", "llm-as-a-judge")
+DETECTORS = {  # by the objective that they were trained with
+    "reasoning": Kind(
+        "A reasoning-based bias detector", (*_TAGS, "distillation"), "Distilled",
+        "It reads a judge's decision, reasons, and says Yes or No: was it biased?",
+    ),
+    "label": Kind(
+        "A bias detector without reasoning", _TAGS, "Trained",
+        "It reads a judge's decision and says Yes or No at once: was it biased?",
+    ),
+    "classifier": Kind(
+        "A bias classifier", _TAGS, "Trained",
+        "It reads a judge's decision and gives two labels' scores: was it biased?",
+    ),
+}  # fmt: skip
 SCORES_PENDING = "None yet: `rbd detection` writes them here, beside the content-blind rules."
 
 

@@ -186,6 +186,7 @@ def test_a_classifier_is_trained_and_detects(rbd: Callable[..., Any], train_file
     assert len(verdicts) == 43 and all(v["verdict"] is not None and v["thinking"] is None for v in verdicts)
     card = Path("runs/default/sft/model/README.md").read_text()
     assert "sha256" in card and "rule: chose the longer" in card  # scores beside the rules
+    assert "# A bias classifier" in card and "reasoning" not in card.split("## Data")[0]
     told = {
         "objective": "classifier",
         "biases": "all",
