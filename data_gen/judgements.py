@@ -206,10 +206,13 @@ def records_table(records: Sequence[BiasRecord], noise: Flips | None = None, not
         )  # fmt: skip
     if not rows:
         raise DataError("judgements: no record")
-    columns = (
+    columns: tuple[str, ...] = (
         "bias", "records", "TT", "TF", "FT", "FF", "unreadable", "biased decisions", "right on D", "right on D_bias",
         "right on D, readable", "right on D_bias, readable", "F1 ceiling", "noise",
     )  # fmt: skip
+    if not any(row[columns.index("unreadable")] for row in rows):  # the readable columns would say the same again
+        kept = [k for k, column in enumerate(columns) if not column.endswith(", readable")]
+        columns, rows = tuple(columns[k] for k in kept), [tuple(row[k] for k in kept) for row in rows]
     about = (
         "T/F: right or wrong on D, then on D_bias; a dash is unknown (imported rows have no D); what can't be read is "
         "not right except in the readable columns; biased decisions: of those read on both; intervals: 95 %, by "

@@ -78,6 +78,8 @@ def test_an_unreadable_reply_on_d_bias_takes_nothing_from_d() -> None:
     assert cell(table, "right on D").value == 1.0 and cell(table, "right on D_bias").value == 0.6
     read = cell(table, "right on D_bias, readable")
     assert (read.value, read.n) == (1.0, 12) and cell(table, "right on D, readable").n == 20
+    clear = records_table(label(views, [judged(view.pair.id, 0) for view in views for _ in range(2)]))
+    assert not [column for column in clear.columns if "readable" in column and column != "unreadable"], "said once"
     doubled = cell(table, "right on D_bias")
     assert doubled.n == 20 and doubled.low < 0.3, "two orders of ten questions are ten: Wilson's .39 is of twenty"
 
