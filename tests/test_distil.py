@@ -139,8 +139,8 @@ def test_the_papers_run_names_commands_that_compose() -> None:
     from rbd_train.config import compose
 
     lines = papers_run()
-    assert len(lines) == 2 + 8 * 4 + 4 * (2 + 8 + 1) + 2 * 2 + 2
-    for stage, *words in (*lines[:6], *lines[34:41], *lines[-12:]):
+    assert len(lines) == 5 + 4 * 3 + 8 + 4 * (2 + 8 + 1) + 2 * 2 + 2
+    for stage, *words in (*lines[:9], *lines[25:32], *lines[-12:]):
         compose(stage, [_name_engine_slot(load_stage(stage), word) for word in words])
 
 
@@ -165,7 +165,7 @@ def test_the_papers_run_rehearsed(rbd: Callable[..., Any]) -> None:
         for word in (word for word in words if not word.startswith(COSTLY)):
             key, _, value = word.partition("=")
             listed = [part for part in value.strip("[]").split(",") if re.search("gpt-4o|paper-test/", part)]
-            pieces.append(f"{key}=[{','.join(listed)}]" if value.startswith("[") else word)
+            pieces.append(f"{key}=[{','.join(listed)}]" if value.startswith("[") and "paper-" in value else word)
         said = rbd(stage, *pieces)
         assert said.code == 0, f"{stage} {pieces}: {said.err}"
         done.append(stage)
