@@ -42,7 +42,8 @@ def teacher(tmp_path: Path) -> Path:
     return folder
 
 
-@pytest.mark.parametrize("launch", ["", pytest.param("ddp", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("launch", ["", "ddp"])
 def test_a_student_comes_nearer_to_its_teacher(
     rbd: Callable[..., Any], train_file: Path, teacher: Path, launch: str
 ) -> None:

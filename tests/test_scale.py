@@ -279,7 +279,7 @@ def checkpoint(root: Path, step: int) -> bool:
 
 
 RESUMED = [
-    pytest.param("", "kill"), pytest.param("", "int"), pytest.param("", "term", marks=pytest.mark.slow),
+    pytest.param("", "kill"), *(pytest.param("", how, marks=pytest.mark.slow) for how in ("int", "term")),
     *(pytest.param(launch, how, marks=pytest.mark.slow) for launch in LAUNCHES[1:] for how in ("kill", "term")),
 ]  # fmt: skip
 
@@ -309,6 +309,7 @@ def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
 
 def test_a_second_ctrl_c_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCAL_RANK", raising=False)
+    before = signal.getsignal(signal.SIGINT)  # ignored in a shell's background
     stopping = Stopping(tmp_path / "stop")
     try:
         signal.raise_signal(signal.SIGINT)
@@ -317,7 +318,7 @@ def test_a_second_ctrl_c_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.M
             signal.raise_signal(signal.SIGINT)
     finally:
         stopping.restore()
-    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def kill_all(root: Path) -> None:
@@ -424,7 +425,7 @@ def test_the_metric_is_the_held_out_loss_however_it_is_cut_up(rbd: Callable[...,
     assert found[0] == pytest.approx(found[1], abs=1e-4)
 
 
-@pytest.mark.parametrize("objective", ["reasoning", "classifier"])
+@pytest.mark.parametrize("objective", ["reasoning", pytest.param("classifier", marks=pytest.mark.slow)])
 def test_an_uneven_evaluation_under_two_ranks_ends(
     rbd: Callable[..., Any], train_file: Path, tmp_path: Path, objective: str
 ) -> None:
