@@ -293,7 +293,8 @@ class Run:
 
         self._tracker = wandb.init(
             project=settings["project"], entity=settings["entity"], group=settings["group"] or self.name,
-            job_type=self.stage, name=f"{self.name}/{self.folder.name}", dir=str(self.folder), mode=settings["mode"],
+            job_type=self.stage, name=f"{self.name}/{self.folder.name}", mode=settings["mode"],
+            dir=str(self.folder.absolute()),  # its service keeps the folder that the process was in when it began
             config=dict(self.config), reinit="finish_previous",
             settings=wandb.Settings(silent=True, save_code=False, disable_git=True),
         )  # fmt: skip
