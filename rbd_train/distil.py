@@ -25,6 +25,7 @@ from rbd_train.training import (
     check_settings,
     log_to,
     on_one_gpu,
+    own_optimizer,
     prepare_deepspeed,
     set_precision,
     sharded,
@@ -136,10 +137,7 @@ def make_trainer(
     from trl.trainer.distillation_config import DistillationConfig
     from trl.trainer.distillation_trainer import DistillationTrainer
 
-    from rbd_train.master_adamw import MasterAdamW
-
     cuda, settings = torch.cuda.is_available(), cfg.trainer
-    sharding = sharded()
     prepare_deepspeed(cuda)
     args = DistillationConfig(
         output_dir=str(run.folder / "trl"), learning_rate=settings.learning_rate, num_train_epochs=settings.epochs,
@@ -162,10 +160,7 @@ def make_trainer(
     # families pad their tables differently (QwenLM/Qwen3#466); ids past the vocabulary mean nothing
     wise.resize_token_embeddings(student.config.vocab_size)
     tokenizer.padding_side = "left"
-    optimizer = None
-    if cfg.model.dtype == "bfloat16" and not sharding:
-        weights = student.to(args.device).parameters()  # the trainer moves the weights alone, when it is made
-        optimizer = MasterAdamW(weights, lr=settings.learning_rate, weight_decay=settings.weight_decay)
+    optimizer = own_optimizer(student, cfg.model, settings, args.device)
     trainer = DistillationTrainer(
         model=student, teacher_model=wise, args=args, train_dataset=Dataset.from_list(prompts),
         processing_class=tokenizer, optimizers=(optimizer, None),
