@@ -174,7 +174,10 @@ def gather(run: Run) -> dict[str, dict[str, Any]]:
             }
             break
     if not found:
-        raise DataError(f"report: run {run.name} has no finished stage in {run.root / run.name}; run `make demo` first")
+        raise DataError(
+            f"report: run {run.name} has no finished stage in {run.root / run.name}; finish a stage that measures "
+            f"(judgements, detection, debias, contrast, ...) with name={run.name}, or all by `make demo`"
+        )
     return found
 
 

@@ -52,7 +52,10 @@ def resolve_model(name: str) -> str:
             raise UsageError(f"model {name!r}: the folder has no config.json, so it holds no model")
         return name
     if name.startswith((".", "/", "~", "runs/")) or name.count("/") > 1:
-        raise UsageError(f"model {name!r}: there is no such folder; train it first, or name a hub model as owner/name")
+        raise UsageError(
+            f"model {name!r}: there is no such folder; make it first (`rbd sft`, `rbd relative`), "
+            "or name a hub model as owner/name"
+        )
     return name
 
 

@@ -221,7 +221,7 @@ FAILED = [
     (("sft", "model=tiny"), ["stage curate has not run"]),
     (("detection", "detector.engine.model=tiny"), ["stage curate has not run"]),
     (("debias",), ["has not run"]),
-    (("report",), ["no finished stage"]),
+    (("report",), ["no finished stage", "contrast", "name=default"]),
     ((*PAIRS, "limit=0"), ["no pair is left of 2 questions"]),
     (("judgements", "pairs=q.jsonl"), ["q.jsonl, line 1, field"]),
     (("judgements", "imported=q.jsonl"), ["q.jsonl", "column index is missing"]),
