@@ -3,6 +3,7 @@
 import json
 import os
 import socket
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -42,6 +43,8 @@ def rbd(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.M
     def run(*words: str) -> Said:
         capfd.readouterr()
         code = main(list(words))
+        if "wandb" in sys.modules:  # what the end of a process does: its service closes a run's file only then
+            sys.modules["wandb"].teardown()
         out, err = capfd.readouterr()
         return Said(code, out, err)
 
