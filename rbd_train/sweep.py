@@ -121,13 +121,15 @@ def run_point(stage: str, fixed: Sequence[str], varied: Sequence[str], seeds: in
 
 
 def why_failed(said: str, code: int, manifest: Mapping[str, Any], started: float) -> str:
-    """Return why a trial failed: what its worker wrote down, else the last line that it said.
+    """Return why a trial failed: what its main worker wrote down, else its first error or last line.
 
-    Under a launch the last line tells only that some worker failed. A manifest of an earlier try tells nothing.
+    Under a launch the last line tells only that some worker failed, and where another rank failed first, the main one
+    was ended before it could write. A manifest of an earlier try tells nothing.
     """
     if manifest.get("status") == "failed" and manifest["finished"] >= started:
         return str(manifest["reason"])
-    return (said.strip().splitlines() or [f"exit code {code}"])[-1]
+    lines = said.strip().splitlines() or [f"exit code {code}"]
+    return next((line for line in lines if line.startswith("error: ")), lines[-1])
 
 
 def search(stage: str, fixed: Sequence[str], axes: Sequence[Any], config: SweepConfig, group: str) -> list[Result]:

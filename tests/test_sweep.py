@@ -91,6 +91,8 @@ def test_a_workers_own_reason_is_told() -> None:
     assert sweep.why_failed(said, 1, failed | {"finished": 3.0}, 2.0) == "DataError: no rows"
     assert sweep.why_failed(said, 1, failed | {"finished": 1.0}, 2.0) == "error: a worker failed"
     assert sweep.why_failed("", -9, {}, 2.0) == "exit code -9"
+    other_rank = "W1201 a log line\nerror: no rows\nE1201 failed\n" + said  # rank 0 was ended before it wrote
+    assert sweep.why_failed(other_rank, 1, {}, 2.0) == "error: no rows"
 
 
 @pytest.mark.slow
