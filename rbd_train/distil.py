@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
+from rbd_train.launched import on_one_gpu, prepare_deepspeed, set_precision, sharded
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, plain, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
@@ -24,11 +25,7 @@ from rbd_train.training import (
     accumulation,
     check_settings,
     log_to,
-    on_one_gpu,
     own_optimizer,
-    prepare_deepspeed,
-    set_precision,
-    sharded,
 )
 from rbd_train.weights import DETECTORS, model_card, save
 

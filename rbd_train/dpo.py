@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rbd_train.app import BaseConfig, stage
 from rbd_train.engines.local import weights_digest
 from rbd_train.errors import DataError, UsageError
+from rbd_train.launched import STOP_FILE, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
 from rbd_train.metrics import Rate, mean_rate
 from rbd_train.modelling import (
     TAGS,
@@ -37,17 +38,11 @@ from rbd_train.tables import markdown
 from rbd_train.training import (
     EAGER_SCORES,
     INNOCENT,
-    STOP_FILE,
     ModelConfig,
     accumulation,
-    layout,
     log_to,
-    on_one_gpu,
     own_optimizer,
-    prepare_deepspeed,
     report_speed,
-    set_precision,
-    sharded,
     to_continue,
     told_settings,
     train_to_the_end,

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.checkpoints import check_fits, newest_whole
 from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.launched import STOP_FILE, agreed, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
 from rbd_train.memory import Shape, check_states, gpu_memory, model_config, settle
 from rbd_train.modelling import Rendered, add_lora, load_model, pad_id
 from rbd_train.run import Run, world_size
@@ -167,53 +168,6 @@ def settle_here(shape: Shape, room: int, run: Run) -> bool:
     return bool(settled.recompute)
 
 
-def agreed(recompute: bool, device: Any) -> bool:
-    """Recompute on all ranks where one has to: under ZeRO-3 they gather weights once more where they do."""
-    import torch
-    from torch import distributed
-
-    if not (distributed.is_available() and distributed.is_initialized()):
-        return recompute
-    flag = torch.tensor(int(recompute), device=device)
-    distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
-    return bool(flag.item())
-
-
-STOP_FILE = "stop"  # made by the launching process when it is told to stop; workers finish their step and save
-
-
-def sharded() -> str:
-    """Return how states are sharded over ranks: empty, zero1, zero2, zero3 or fsdp2."""
-    if os.environ.get("ACCELERATE_USE_DEEPSPEED") == "true":
-        return f"zero{os.environ.get('ACCELERATE_DEEPSPEED_ZERO_STAGE', '2')}"
-    return "fsdp2" if os.environ.get("ACCELERATE_USE_FSDP") == "true" else ""
-
-
-def offloads() -> bool:
-    """Tell whether weights or optimizer are kept in the host's memory."""
-    kinds = ("ACCELERATE_DEEPSPEED_OFFLOAD_PARAM_DEVICE", "ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE")
-    return sharded() == "zero3" and any(os.environ.get(kind, "none") != "none" for kind in kinds)
-
-
-def layout() -> str:
-    """Return how states are laid out, by the name of its launch file: as `sharded`, with offload told apart."""
-    return "zero3_offload" if offloads() else sharded()
-
-
-def set_precision(bf16: bool | None, cuda: bool) -> bool:
-    """Decide on autocast, for the launch file too: its own word counts where TRL's arguments say nothing."""
-    chosen = cuda if bf16 is None else bf16
-    os.environ["ACCELERATE_MIXED_PRECISION"] = "bf16" if chosen else "no"
-    return chosen
-
-
-def on_one_gpu(args: Any) -> Any:
-    """Let one process use one GPU: transformers would split each batch over all that it sees, and multiply it."""
-    if world_size() == 1 and args.n_gpu > 1:
-        args._n_gpu = 1
-    return args
-
-
 def flash_fits(dtype: str, bf16: bool | None, cuda: bool) -> bool:
     """Tell whether FlashAttention can be used: installed, on a GPU, and not on float32, which it can't read."""
     found = cuda and importlib.util.find_spec("flash_attn") is not None
@@ -267,34 +221,6 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
         raise UsageError("FSDP2 needs a GPU: without one accelerate trains under DDP and says nothing; use launch=ddp")
     if sharding == "fsdp2" and model.dtype == "bfloat16":
         raise UsageError("FSDP2 keeps no float32 masters of bfloat16 weights; set model.dtype=float32, or use zero3")
-
-
-def prepare_deepspeed(cuda: bool) -> None:
-    """Build DeepSpeed's optimizer for host memory, where offload needs it, before weights are loaded (A46).
-
-    On a CPU keep it from compiling shm_comm, which inference alone calls: two minutes on two cores, with no word.
-
-    Raises:
-        UsageError: it can't be built: no C++ compiler, or no CUDA headers.
-    """
-    if not sharded().startswith("zero"):
-        return
-    import deepspeed
-
-    if not cuda:
-        deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False
-    if os.environ.get("ACCELERATE_DEEPSPEED_OFFLOAD_OPTIMIZER_DEVICE", "none") == "none":
-        return
-    from deepspeed.ops.op_builder import CPUAdamBuilder
-
-    try:
-        CPUAdamBuilder().load(verbose=False)
-    except Exception as error:
-        told = str(error).strip().split("\n", 1)[0][:200]
-        raise UsageError(
-            f"CPU offload needs DeepSpeed's cpu_adam, which can't be built here ({told}); install a C++ compiler (and, "
-            "with a GPU, the CUDA headers of torch's version), or use launch=zero3"
-        ) from error
 
 
 def arguments(

@@ -20,9 +20,9 @@ import psutil
 from rbd_train.config import data_dir
 from rbd_train.embedded import cache_folder
 from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.launched import STOP_FILE
 from rbd_train.run import Run, read_manifest
 from rbd_train.store import write_whole
-from rbd_train.training import STOP_FILE
 
 
 class Machines(NamedTuple):

@@ -589,7 +589,7 @@ def test_offload_that_cant_be_built_is_told_before_loading(monkeypatch: pytest.M
     """A46: no compiler."""
     from deepspeed.ops.op_builder import CPUAdamBuilder
 
-    from rbd_train.training import prepare_deepspeed
+    from rbd_train.launched import prepare_deepspeed
 
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     prepare_deepspeed(cuda=False)
@@ -607,14 +607,14 @@ def test_one_process_uses_one_gpu() -> None:
     """Transformers would hand a classifier to DataParallel and multiply its batch; TRL refuses after loading."""
     from types import SimpleNamespace
 
-    from rbd_train.training import on_one_gpu
+    from rbd_train.launched import on_one_gpu
 
     assert on_one_gpu(SimpleNamespace(n_gpu=8))._n_gpu == 1
     assert not hasattr(on_one_gpu(SimpleNamespace(n_gpu=1)), "_n_gpu")
 
 
 def test_the_launch_files_precision_gives_way_to_the_trainers(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbd_train.training import set_precision
+    from rbd_train.launched import set_precision
 
     monkeypatch.setenv("ACCELERATE_MIXED_PRECISION", "bf16")
     assert set_precision(False, True) is False and os.environ["ACCELERATE_MIXED_PRECISION"] == "no"
@@ -622,7 +622,8 @@ def test_the_launch_files_precision_gives_way_to_the_trainers(monkeypatch: pytes
 
 
 def test_offload_is_counted_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
-    from rbd_train.training import ModelConfig, TrainerConfig, facts_of, offloads
+    from rbd_train.launched import offloads
+    from rbd_train.training import ModelConfig, TrainerConfig, facts_of
 
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
