@@ -11,6 +11,7 @@ log-probabilities of the first step.
 
 import math
 import re
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
@@ -377,12 +378,16 @@ def contrastive_scores(
         spaced: whether a score with a space before it counts: auto (where it is one token), always or never.
         reviews: a reviewer's remark per item, shown to both models.
 
+    Warns:
+        UserWarning: an assistant that isn't smaller, templates that differ, a family that can't be checked.
+
     Raises:
         UsageError: a range that isn't one, models of two families, a setting that the engines can't give.
     """
     chosen, spans = setting or Setting(), parse_ranges(ranges)
     families = (main.family(), assistant.family())
-    check_family(*families, spans)
+    for note in check_family(*families, spans):
+        warnings.warn(note, stacklevel=2)
     check_mode(chosen, families)
     asked = questions(items, spans, families, template, spaced, None, reviews)
     temperatures = tuple(sorted({1.0, chosen.temperature}))

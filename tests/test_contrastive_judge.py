@@ -42,7 +42,8 @@ def test_the_higher_expected_score_wins_in_any_order(engine: Engine) -> None:
     assert first.outcome.choice == turned.outcome.choice == scores.index(max(scores))
     graded = [Graded(id=str(k), group="g", document="What is 2 + 2?", text=t, dimension="quality")
               for k, t in enumerate(("4", "It is five, I am sure.", "no idea"))]  # fmt: skip
-    given = contrastive_scores(engine, engine, graded, ["1-5"], Setting(strength=0.5))
+    with pytest.warns(UserWarning, match="not smaller"):
+        given = contrastive_scores(engine, engine, graded, ["1-5"], Setting(strength=0.5))
     assert scores == pytest.approx([one.expected for one in given])
     assert judge.engine.calls["asked"] == 3  # the assistant is the same model here: the ledger has its answers
 
