@@ -64,20 +64,10 @@ def debias(
         One revision per decision, in order. Where a decision can't be read, there is nothing to detect and it stands.
 
     Raises:
-        UsageError: `position_calls=1` with a judge that isn't asked in words, or `feedback=reasoning` with a detector
-            that gives none (its attribute `thinks` is false).
+        UsageError: `position_calls=1` with a judge that isn't asked in words or has a prompt of its own, or
+            `feedback=reasoning` with a detector that gives none (its attribute `thinks` is false).
     """
-    if position_calls not in (1, 2):
-        raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
-    if feedback not in ("reasoning", "label", "none"):
-        raise UsageError(f"feedback is {feedback!r}; choose reasoning, label or none")
-    if feedback == "reasoning" and not getattr(detector, "thinks", True):
-        raise UsageError(
-            f"feedback is 'reasoning', but detector {detector.name} gives a verdict alone; set feedback=label, or none"
-        )
-    two_orders = any(len(decision.shown) == 2 for decision in decisions)
-    if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
-        raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
+    _check(decisions, judge, detector, position_calls, feedback)
     rounds: list[list[Round]] = [[Round(judgements=d.judgements, trace=None)] for d in decisions]
     stops: dict[int, str] = {}
     calls = [0] * len(decisions)
@@ -127,6 +117,27 @@ def _feedback(trace: Trace | None, kind: str) -> str | None:
     if trace is None or kind == "none":
         return None
     return LABEL if kind == "label" else trace.thinking
+
+
+def _check(
+    decisions: Sequence[Decision], judge: Rejudge, detector: Detector, position_calls: int, feedback: str
+) -> None:
+    """Refuse what can't be asked before anything is paid for."""
+    if position_calls not in (1, 2):
+        raise UsageError(f"position_calls is {position_calls}; choose 2, or 1 for the published single call")
+    if feedback not in ("reasoning", "label", "none"):
+        raise UsageError(f"feedback is {feedback!r}; choose reasoning, label or none")
+    if feedback == "reasoning" and not getattr(detector, "thinks", True):
+        raise UsageError(
+            f"feedback is 'reasoning', but detector {detector.name} gives a verdict alone; set feedback=label, or none"
+        )
+    two_orders = any(len(decision.shown) == 2 for decision in decisions)
+    if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
+        raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
+    if position_calls == 1 and two_orders and isinstance(judge, GenerativeJudge) and (judge.reason or judge.prompt):
+        raise UsageError(
+            "position_calls=1 asks by a prompt of the project's; with judge.reason or judge.prompt set it to 2"
+        )
 
 
 def _again(

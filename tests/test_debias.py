@@ -226,6 +226,9 @@ def test_one_call_for_both_orders_needs_a_judge_in_words(tmp_path: Path, flagged
         debias(decisions, judge, world.detector, position_calls=1)
     assert world.detected == []
     assert len(debias(decisions, judge, world.detector, position_calls=2)) == 1
+    for own in ({"reason": True}, {"prompt": "$question $a $b"}):  # which one call for both would pass over
+        with pytest.raises(UsageError, match="set it to 2"):
+            debias(decisions, GenerativeJudge(world.judge.engine, "own", **own), world.detector, position_calls=1)
 
 
 @pytest.mark.parametrize("kind", ["label", "classifier"])
