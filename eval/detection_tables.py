@@ -74,7 +74,8 @@ def methods_table(examples: Sequence[Example], said: Verdicts, detector: str) ->
         columns=("method", "cases", "macro F1", "accuracy", "precision", "recall", "macro F1, readable",
                  "accuracy, readable", "coverage", *(f"F1 {bias}" for bias in biases)),
         note="Yes is the positive class; unreadable counts as wrong except in the readable columns. Macro: mean over "
-        f"biases; a dash where a bias has no Yes. Intervals: 95 %, by question{few_note(examples)}. "
+        "biases; a dash where a bias has no Yes, neither true nor said. Intervals: 95 %, by "
+        f"question{few_note(examples)}. "
         f"{rivals_note(examples)}{missing}",
     )  # fmt: skip
 
@@ -92,11 +93,8 @@ def rivals_note(examples: Sequence[Example]) -> str:
     for figure in BEST.values():
         kinds = "; ".join(f"{bias}, {kind}" for bias, (kind, _) in best_rules(examples, figure).items())
         note += f". By {figure.replace('f1', 'F1')}: {kinds or 'none'}"
-    alike = [bias for bias in biases_of(examples) if len({e.label for e in examples if e.bias == bias}) == 1]
-    if alike:
-        note += (
-            f". One class alone ({', '.join(alike)}): one answer is right by construction, so only a rule is a rival"
-        )
+    if len({e.label for e in examples}) == 1:
+        note += ". One class alone: one answer is right by construction, so only a rule is a rival"
     return f"{note}."
 
 

@@ -112,5 +112,5 @@ def _biased(record: BiasRecord) -> Judgement:
 
 def _in_words(judge: Judge, what: str) -> GenerativeJudge:
     if not isinstance(judge, GenerativeJudge):
-        raise UsageError(f"baselines: {what} changes the judge's prompt; {judge.name} is read by log-probabilities")
+        raise UsageError(f"baselines: {what} changes the judge's prompt; {judge.name} is asked none in words")
     return judge

@@ -63,11 +63,15 @@ class Others(NamedTuple):
 @stage("judging", JudgingConfig)
 def main(cfg: JudgingConfig, run: Run) -> float | None:
     """Judge both orders, measure, write."""
-    items = load(cfg, run)
-    shown = [Shown(item, order) for item in items for order in (stored(item), stored(item)[::-1])]
+    items, twins = load(cfg, run)
+    shown = [
+        Shown(twins.get(item.id, item), order) for item in items for order in (stored(item), stored(item)[::-1])
+    ]  # fmt: skip
     judge = cfg.judge.open(run.ledger)
     with judge.engine:
         judgements = judge.judge(shown)
+        ids = [item.id for item in items for _ in range(2)]
+        judgements = [j.model_copy(update={"item_id": own}) for j, own in zip(judgements, ids, strict=True)]
         again = [judge.judge(shown[::2], sample) for sample in range(1, cfg.samples + 1)]
     run.write("judgements.jsonl", judgements)
     run.facts |= {"judge": judge.name, "fingerprint": judge.fingerprint, "calls": judge.engine.calls}
@@ -89,8 +93,11 @@ def main(cfg: JudgingConfig, run: Run) -> float | None:
     return error.value
 
 
-def load(cfg: JudgingConfig, run: Run) -> list[Item]:
+def load(cfg: JudgingConfig, run: Run) -> tuple[list[Item], dict[str, Item]]:
     """Read the items; each must have a gold answer.
+
+    Returns:
+        The items, and of those that are one side of a pair that side under its own id, which a planted judge reads.
 
     Raises:
         UsageError: not exactly one place to read them from, or an unknown side.
@@ -101,15 +108,17 @@ def load(cfg: JudgingConfig, run: Run) -> list[Item]:
         raise UsageError(f"judging reads source=, items= or pairs=; given: {', '.join(named) or 'none'}")
     if cfg.side not in ("plain", "biased"):
         raise UsageError(f"side is {cfg.side!r}; choose plain or biased")
+    pairs: Sequence[BiasPair] = []
     if cfg.items is not None:
         items = run.read(Path(cfg.items), Item)
     elif cfg.pairs is not None:
-        items = [twin(pair, cfg.side) for pair in run.read(Path(cfg.pairs), BiasPair)]
+        pairs = run.read(Path(cfg.pairs), BiasPair)
+        items = [twin(pair, cfg.side) for pair in pairs]
     else:
         loaded = cfg.source.load(cfg.seed)
         for file in loaded.files:
             run.note_input(Path(file))
-        items = items_of(loaded, cfg.side)
+        pairs, items = loaded.pairs, items_of(loaded, cfg.side)
     if cfg.limit is not None:
         items = sorted(items, key=lambda item: uniform("limit", item.id))[: cfg.limit]
     where = named[0]
@@ -118,7 +127,7 @@ def load(cfg: JudgingConfig, run: Run) -> list[Item]:
     for item in unique(items, "id", where):
         if item.gold is None:
             raise DataError(f"judging: item {item.id} of {where} has no gold answer, so no decision can be right")
-    return list(items)
+    return list(items), {pair.id: getattr(pair, cfg.side) for pair in pairs}
 
 
 def items_of(loaded: Loaded, side: str) -> list[Item]:

@@ -117,7 +117,8 @@ def rbd_scaling(runs: Mapping[str, Told]) -> list[Table]:
         )  # fmt: skip
     return [_table("rbd_scaling", "Over the detectors' sizes", (
         "run", "size", "macro F1", "best rule", "gain in accuracy", "published F1", "published gain",
-        "trust in the published"), rows)]  # fmt: skip
+        "trust in the published"), rows, "Size: read off the name of the model that the detector was trained from; a "
+        "dash: it names none.")]  # fmt: skip
 
 
 def rbd_joint(runs: Mapping[str, Told]) -> list[Table]:

@@ -63,15 +63,16 @@ def verdicts(
 def best_rules(examples: Sequence[Example], figure: Literal["f1", "accuracy"]) -> dict[str, tuple[str, Rule]]:
     """Choose, per bias, among its rule and one answer for all: by a figure on these rows, which favours the rival.
 
-    Where all labels are alike (a diagnostic set), one answer is right by construction and shows nothing: there the rule
-    stands alone, and a bias without a rule has no rival.
+    Where all labels of the set are alike (a diagnostic set), one answer is right by construction and shows nothing:
+    there the rule stands alone, and a bias without a rule has no rival. A bias that merely happens to have one class
+    keeps that answer as a rival: else saying No to everything would beat "the best rule" over all biases.
     """
-    chosen = {}
+    chosen, mixed = {}, len({example.label for example in examples}) == 2
     for bias in biases_of(examples):
         part = [example for example in examples if example.bias == bias]
         rule = rule_of(bias)
         offered = {name_of(rule): rule} if rule is not None else {}
-        if len({example.label for example in part}) == 2:
+        if mixed:
             offered |= CONSTANTS
         worth = {
             name: getattr(confusion([Scored(bias, e.group, e.label, answer(e.case)) for e in part]), figure) or 0.0

@@ -104,6 +104,12 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
         raise UsageError("root is empty; it names the folder of all runs, for example root=runs")
     if values["processes"] is not None and values["processes"] < 1:
         raise UsageError(f"processes is {values['processes']}; it must be at least 1")
+    if values["processes"] and not values["launch"] and "LOCAL_RANK" not in os.environ:
+        raise UsageError(
+            f"processes={values['processes']} without launch starts none; add launch=ddp (or zero2, zero3, ...)"
+        )
+    if not 0 <= values["seed"] < 2**32:
+        raise UsageError(f"seed is {values['seed']}; it must be at least 0 and below 2**32")
     run = Run(Path(values["root"]), values["name"], chosen.name, values["from"], values)
     # a page shows the stages that stand there now; one that came since is no input of the old page, so none is skipped
     known = False if values["dry_run"] or chosen.name == "report" else run.finished()
@@ -158,8 +164,8 @@ def main(words: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # `| head` has seen enough
         sys.stdout = open(os.devnull, "w")  # noqa: SIM115
         return 141
-    except KeyboardInterrupt:
-        print("interrupted; the same command continues", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(str(error) or "interrupted; the same command continues", file=sys.stderr)
         return 130
     except (UsageError, DataError, IncompleteError) as error:
         if debug:
@@ -199,7 +205,8 @@ def _dispatch(words: list[str]) -> int:
         run_stage(chosen, values, worker=True)
         return 0
     if {"-h", "--help"} & set(rest):
-        print(_stage_help(chosen))
+        slots = [_name_engine_slot(chosen, word) for word in rest if _chooses(word)]
+        print(_stage_help(chosen, slots))
         return 0
     sweep = bool({"-m", "--multirun"} & set(rest))
     show = "--cfg" in rest
@@ -244,10 +251,15 @@ def _first_docline(module: str) -> str:
     return (ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or "").split("\n", 1)[0]
 
 
-def _stage_help(chosen: Stage) -> str:
+def _chooses(word: str) -> bool:
+    """Tell whether a word chooses what stands in a slot, such as judge=planted: then the help lists its keys."""
+    return "=" in word and (data_dir("conf") / word.split("=", 1)[0].split("@", 1)[0]).is_dir()
+
+
+def _stage_help(chosen: Stage, slots: Sequence[str]) -> str:
     module = sys.modules[chosen.function.__module__]
     lines = [(module.__doc__ or "").strip(), "", "Keys:"]
-    defaults = compose_defaults(chosen.name)
+    defaults = compose_defaults(chosen.name, slots)
     helps = field_help(BaseConfig) | field_help(chosen.config)
     for field in dataclasses.fields(chosen.config):
         key = "from" if field.name == "from_" else field.name

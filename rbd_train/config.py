@@ -4,6 +4,7 @@ import dataclasses
 import difflib
 import importlib
 import inspect
+import math
 import re
 import typing
 from collections.abc import Mapping, Sequence
@@ -89,7 +90,7 @@ def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
         if isinstance(value, Mapping) and "_target_" in value:
             slots[key] = build(_locate(str(value["_target_"])), value, f"{prefix}{key}.")
         else:
-            _refuse_untyped_text(f"{prefix}{_typed(key)}", hints[key], value)
+            _refuse_misread(f"{prefix}{_typed(key)}", hints[key], value)
     try:
         plain = {key: value for key, value in values.items() if key not in slots}
         merged: Any = OmegaConf.merge(OmegaConf.structured(kind), plain)
@@ -147,15 +148,21 @@ def _locate(target: str) -> type:
     return typing.cast(type, found)
 
 
-def _refuse_untyped_text(key: str, hint: Any, value: Any) -> None:
-    """Refuse YAML's readings of unquoted text, at any depth: Yes is a boolean, 012 is 10, 1:30 is 90."""
+def _refuse_misread(key: str, hint: Any, value: Any) -> None:
+    """Refuse numbers that are none, and YAML's readings of unquoted text, at any depth: Yes is a boolean, 012 is 10."""
     inner = typing.get_args(hint)
     if isinstance(value, list) and typing.get_origin(hint) is list:
         for part in value:
-            _refuse_untyped_text(key, inner[0], part)
+            _refuse_misread(key, inner[0], part)
     elif isinstance(value, Mapping) and typing.get_origin(hint) is dict:
         for name, part in value.items():
-            _refuse_untyped_text(f"{key}.{name}", inner[1], part)
+            _refuse_misread(f"{key}.{name}", inner[1], part)
+    elif isinstance(value, Mapping) and dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+        for name in value.keys() & hints.keys():
+            _refuse_misread(f"{key}.{name}", hints[name], value[name])
+    elif isinstance(value, float) and not math.isfinite(value):
+        raise UsageError(f"{key} is {value}; it must be a finite number")
     elif (hint is str or (str in inner and type(None) in inner)) and not isinstance(value, str | list | Mapping | None):
         raise UsageError(
             f"{key} must be text, got {value!r} ({type(value).__name__}): "

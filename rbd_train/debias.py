@@ -133,7 +133,7 @@ def _check(
         )
     two_orders = any(len(decision.shown) == 2 for decision in decisions)
     if position_calls == 1 and two_orders and not isinstance(judge, GenerativeJudge):
-        raise UsageError("position_calls=1 asks for two decisions in words; this judge is read by log-probabilities")
+        raise UsageError("position_calls=1 asks for two decisions in words; this judge is asked none")
     if position_calls == 1 and two_orders and isinstance(judge, GenerativeJudge) and (judge.reason or judge.prompt):
         raise UsageError(
             "position_calls=1 asks by a prompt of the project's; with judge.reason or judge.prompt set it to 2"

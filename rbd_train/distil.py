@@ -23,6 +23,7 @@ from rbd_train.training import (
     ModelConfig,
     TrainerConfig,
     accumulation,
+    check_schedule,
     check_settings,
     log_to,
     own_optimizer,
@@ -83,6 +84,7 @@ def check(cfg: DistilConfig) -> None:
 
     if cfg.model.lora_rank or cfg.model.four_bit:
         raise UsageError("distil trains every weight: set model.lora_rank=0 and model.four_bit=false")
+    check_schedule(cfg.trainer)
     check_settings(cfg.model, cfg.trainer, "reasoning", torch.cuda.is_available(), sharded())
     unused = [name for name in ("save_every", "eval_share", "padding_free", "liger") if getattr(cfg.trainer, name)]
     if unused:

@@ -7,8 +7,6 @@ Reference log-probabilities are computed once, before training, and kept by data
     rbd dpo model=r1_qwen_7b launch=zero3 model.lora_rank=16
 """
 
-import math
-import shutil
 import sys
 from collections import Counter
 from collections.abc import Sequence
@@ -20,7 +18,7 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.engines.local import weights_digest
 from rbd_train.errors import DataError, UsageError
 from rbd_train.launched import STOP_FILE, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
-from rbd_train.metrics import Rate, mean_rate
+from rbd_train.metrics import mean_rate
 from rbd_train.modelling import (
     TAGS,
     add_lora,
@@ -31,7 +29,8 @@ from rbd_train.modelling import (
     plain,
     resolve_model,
 )
-from rbd_train.records import Dropped, Preference, Reward, uniform
+from rbd_train.records import Dropped, Preference, uniform
+from rbd_train.rewards import kl, report, rewards_of, rewards_table
 from rbd_train.run import Cell, Run, Table, world_size
 from rbd_train.store import fingerprint
 from rbd_train.tables import markdown
@@ -40,6 +39,7 @@ from rbd_train.training import (
     INNOCENT,
     ModelConfig,
     accumulation,
+    check_schedule,
     log_to,
     own_optimizer,
     report_speed,
@@ -107,6 +107,7 @@ class Pair(NamedTuple):
 @stage("dpo", DpoConfig)
 def main(cfg: DpoConfig, run: Run) -> float | None:
     """Render, drop what can't teach, train from ln 2 on, save, measure."""
+    check_schedule(cfg.trainer)
     train = run.read(Path(cfg.train) if cfg.train else run.output_of("preferences", "train.jsonl"), Preference)
     test = run.read(Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl"), Preference)
     train = [pair for pair in train if not (cfg.plain_only and pair.bias)]
@@ -138,8 +139,7 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     run.write("rewards.jsonl", rewards)
     run.table(table)
     report(trainer, rewards, divergence, run)
-    if run.main:
-        shutil.rmtree(checkpoints, ignore_errors=True)
+    run.leftovers.append(checkpoints)
     return sum(reward.margin <= 0 for reward in rewards) / len(rewards) if rewards else None
 
 
@@ -235,8 +235,6 @@ def make_trainer(
     from rbd_train.preference_trainer import CheckStart, CpuPairTrainer, PairTrainer
     from rbd_train.trainer import Stopping
 
-    if settings.beta <= 0:
-        raise UsageError(f"trainer.beta is {settings.beta}; it must be above 0")
     if model.four_bit:
         raise UsageError("model.four_bit=true is for sft; dpo trains adapters on a whole base: set it to false")
     cuda, sharding = torch.cuda.is_available(), sharded()
@@ -323,82 +321,3 @@ def measured(trainer: Any, held: Sequence[Pair], batch: int, drawn: "Sequence[To
 def some(held: Sequence[Pair]) -> list[Pair]:
     """Draw the pairs that the KL is estimated on, by their ids."""
     return sorted(held, key=lambda pair: uniform("kl", pair.id))[:KL_PAIRS]
-
-
-def kl(before: "Sequence[Tokens]", after: "Sequence[Tokens]", groups: Sequence[str]) -> Rate:
-    """Estimate KL(reference || trained) in nats per token, at the positions of held-out answers.
-
-    Each position has one token, drawn from the reference; with r = p(trained) / p(reference) the mean of r - 1 - log r
-    is the KL without bias, and no term is below 0. A pair counts as the mean of its positions.
-    """
-    values = []
-    for old, new in zip(before, after, strict=True):
-        logs = [b - a for a, b in zip(old.log_probs, new.log_probs, strict=True)]
-        values.append(sum(math.expm1(log) - log for log in logs) / len(logs))
-    return mean_rate(values, groups)
-
-
-def rewards_of(
-    preferences: dict[str, Preference], held: Sequence[Pair], before: Sequence[tuple[float, float]],
-    after: Sequence[tuple[float, float]], beta: float,
-) -> list[Reward]:  # fmt: skip
-    """Return each held-out pair's implicit reward margin: beta times what chosen gained over rejected."""
-    rewards = []
-    for pair, old, new in zip(held, before, after, strict=True):
-        preference = preferences[pair.id]
-        gains = new[0] - old[0], new[1] - old[1]
-        rewards.append(
-            Reward(
-                id=pair.id, bias=preference.bias, group=preference.group, domain=preference.domain,
-                margin=beta * (gains[0] - gains[1]), reference_margin=old[0] - old[1],
-                log_ratio=(abs(gains[0]) + abs(gains[1])) / (len(pair.chosen_ids) + len(pair.rejected_ids)),
-            )
-        )  # fmt: skip
-    return rewards
-
-
-def rewards_table(rewards: Sequence[Reward], model: str, divergence: Rate) -> Table:
-    """Show error and margin of the implicit reward per bias, with the base's own log-probabilities beside."""
-    rows: list[tuple[Cell, ...]] = []
-    for bias in sorted({reward.bias or "" for reward in rewards}):
-        own = [reward for reward in rewards if (reward.bias or "") == bias]
-        groups = [reward.group for reward in own]
-        rows.append(
-            (bias or "plain", len(own), mean_rate([float(r.margin <= 0) for r in own], groups),
-             mean_rate([float(r.reference_margin <= 0) for r in own], groups),
-             mean_rate([r.margin for r in own], groups), mean_rate([r.log_ratio for r in own], groups))
-        )  # fmt: skip
-    note = (
-        f"Trained from {model}. Implicit reward: beta x what an answer's log-probability gained over the reference; it "
-        "is wrong where the rejected answer gained as much or more. Base: wrong where the rejected answer is as "
-        f"likely. KL(base || trained) per token, at positions of {divergence.n} pairs' answers: "
-        f"{small(divergence)} nats."
-    )
-    columns = ("bias", "pairs", "error", "error of the base's log-probability", "margin", "|log-ratio| per token")
-    return Table(name="dpo", title="Implicit reward on held-out pairs", columns=columns, rows=tuple(rows), note=note)
-
-
-def small(rate: Rate) -> str:
-    """Write a figure that may be far below a thousandth, with its interval; undefined is a dash."""
-    if rate.value is None:
-        return "–"
-    interval = "" if rate.low is None or rate.high is None else f" [{rate.low:.2g}, {rate.high:.2g}]"
-    return f"{rate.value:.2g}{interval}"
-
-
-def report(trainer: Any, rewards: Sequence[Reward], divergence: Rate, run: Run) -> None:
-    """Keep the headline figures, and send them to the tracker."""
-    losses = [entry for entry in trainer.state.log_history if "loss" in entry]
-    run.facts |= {"first_loss": losses[0]["loss"], "last_loss": losses[-1]["loss"]}
-    run.outputs |= {"model": {"sha256": None, "rows": None}} if run.main else {}
-    groups = [reward.group for reward in rewards]
-    run.figure("dpo.error", mean_rate([float(r.margin <= 0) for r in rewards], groups))
-    run.figure("dpo.margin", mean_rate([r.margin for r in rewards], groups))
-    run.figure("dpo.kl", divergence)
-    run.figure("dpo.first_loss", Rate(value=losses[0]["loss"], n=1))
-    told = {} if divergence.value is None else {"kl": divergence.value}
-    for bias in {reward.bias or "" for reward in rewards}:
-        own = [reward for reward in rewards if (reward.bias or "") == bias]
-        told[f"accuracy_{bias or 'plain'}"] = sum(r.margin > 0 for r in own) / len(own)
-    run.event("held_out", margin=sum(r.margin for r in rewards) / max(1, len(rewards)),
-              log_ratio=sum(r.log_ratio for r in rewards) / max(1, len(rewards)), **told)  # fmt: skip

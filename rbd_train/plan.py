@@ -10,12 +10,15 @@ before it loads weights, and on a GPU plans the pass of its longest rows too.
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from tqdm import tqdm
+
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import UsageError
-from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle, sizes
+from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle
 from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
 from rbd_train.throughput import PEAK
+from rbd_train.tracked_pass import sizes
 from rbd_train.training import OBJECTIVES, ModelConfig, TrainerConfig, accumulation
 
 GIB = 2**30
@@ -139,7 +142,7 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
          Setting("zero3", more, shape._replace(recompute=True)))
     )  # fmt: skip
     rows: list[tuple[Cell, ...]] = []
-    for words, other in tried:
+    for words, other in tqdm(tried, desc="what would fit", leave=False, disable=None):  # a pass of each is tracked
         if other == setting:  # it is so already
             continue
         plan = plan_rank(other.shape, other.sharding, other.gpus, gpu=True)

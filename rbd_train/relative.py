@@ -65,7 +65,7 @@ def main(cfg: RelativeConfig, run: Run) -> float | None:
     trainer.train(resume_from_checkpoint=last_whole(checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     save(student, tokenizer, run)
-    shutil.rmtree(checkpoints, ignore_errors=True)
+    run.leftovers.append(checkpoints)
     run.table(
         Table(
             name="relative", title="A smaller relative", columns=("layers", "kept", "parameters (M)", "of", "texts",

@@ -60,6 +60,7 @@ class Run:
         self.summary: dict[str, Rate] = {}
         self.tables: list[Table] = []
         self.facts: dict[str, Any] = {}
+        self.leftovers: list[Path] = []  # folders to remove once the manifest says that nothing needs them
         self._tracker: Any = None
         self._ledger: Ledger | None = None
         self._lock: IO[str] | None = None
@@ -282,6 +283,8 @@ class Run:
         if self._tracker is not None:
             self._tracker.summary.update({f"{self.stage}/{k}": v.value for k, v in self.summary.items()})
             self._tracker.finish(exit_code=0 if status == "complete" else 1)
+        for folder in self.leftovers if status == "complete" else ():
+            shutil.rmtree(folder, ignore_errors=True)
 
     def start_tracker(self, settings: Mapping[str, Any]) -> None:
         """Start W&B on the main process where it was asked for: one run per stage, no key in any file."""

@@ -8,7 +8,6 @@ the context ends with `<think>\n\n</think>\n\n`, and loss is on `Yes|No` and EOS
     rbd sft experiment=r1_qwen_7b launch=zero3
 """
 
-import shutil
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +25,7 @@ from rbd_train.training import (
     INNOCENT,
     ModelConfig,
     TrainerConfig,
+    check_schedule,
     facts_of,
     held_out_loss,
     make_trainer,
@@ -55,6 +55,7 @@ class SftConfig(BaseConfig):
 @stage("sft", SftConfig)
 def main(cfg: SftConfig, run: Run) -> float | None:
     """Render, show what carries loss, train, save, check."""
+    check_schedule(cfg.trainer)
     paths = [Path(path) for path in cfg.train] or [run.output_of("curate", "train.jsonl")]
     examples = choose([example for path in paths for example in run.read(path, Example)], cfg.biases)
     source = resolve_model(cfg.model.path)
@@ -86,7 +87,7 @@ def main(cfg: SftConfig, run: Run) -> float | None:
         run.outputs["model"] = {"sha256": None, "rows": None}
         if cfg.push_to_hub is not None:
             upload(cfg.push_to_hub, "model", run.folder / "model")
-        shutil.rmtree(checkpoints, ignore_errors=True)
+        run.leftovers.append(checkpoints)
     losses = [float(entry["loss"]) for entry in trainer.state.log_history if "loss" in entry]
     measured = held_out_loss(trainer)
     return losses[-1] if measured is None else measured
@@ -136,6 +137,11 @@ def render(tokenizer: "PreTrainedTokenizerBase", examples: Sequence[Example], ob
             rendered.append(render_example(tokenizer, messages, None, example.label))
         elif example.trace is None or example.trace.thinking is None or example.trace.verdict is None:
             raise DataError(f"example {example.case.id}: no readable trace; was it written by curate?")
+        elif example.trace.verdict != example.label:
+            raise DataError(
+                f"example {example.case.id}: its label is {example.label}, but its trace's verdict, which would be "
+                f"trained on, {example.trace.verdict}; curate drops such traces"
+            )
         else:
             rendered.append(render_example(tokenizer, messages, example.trace.thinking, example.trace.verdict))
     return rendered
@@ -191,10 +197,10 @@ def check_held(held: Rows, share: float, max_length: int) -> None:
         DataError: names trainer.eval_share and trainer.max_length.
     """
     if share and not held.kept:
-        raise DataError(
-            f"sft: trainer.eval_share={share} leaves no row to measure the loss on: {held.too_long} held-back rows "
-            f"exceed trainer.max_length={max_length} tokens; raise it, or the share"
-        )
+        why = f"{held.too_long} held-back rows exceed trainer.max_length={max_length} tokens; raise it, or the share"
+        if not held.too_long:
+            why = "no question was drawn; raise the share"
+        raise DataError(f"sft: trainer.eval_share={share} leaves no row to measure the loss on: {why}")
 
 
 def preview(tokenizer: "PreTrainedTokenizerBase", row: Rendered) -> str:

@@ -74,7 +74,7 @@ def read_text(path: Path, encoding: str = "utf-8") -> str:
     except UnicodeDecodeError as error:
         raise DataError(
             f"{path}: byte {error.start} ({error.object[error.start]:#04x}) is not {encoding}; "
-            f"save the file as UTF-8, or set source.encoding (for example latin-1)"
+            f"save the file as UTF-8 (for a source, source.encoding=latin-1 or the like reads it as it is)"
         ) from error
     if not text.strip():
         raise DataError(f"{path}: no rows (the file is empty)")
@@ -85,10 +85,14 @@ def read_rows(path: Path, kind: type[Row], encoding: str = "utf-8") -> list[Row]
     """Read JSON lines into records.
 
     Raises:
-        DataError: the file is missing or empty, or a row is not of that kind; names file, line and field.
+        DataError: the file is missing or empty, a row stands twice or is not of that kind; names file, line and field.
     """
-    rows = []
+    rows, seen = [], dict[str, int]()
     for number, line in numbered_lines(read_text(path, encoding)):
+        if seen.setdefault(line, number) != number:
+            raise DataError(
+                f"{path}: lines {seen[line]} and {number} are the same row, which would count twice; remove one"
+            )
         try:
             rows.append(kind.model_validate_json(line, strict=True))
             if "NaN" in line or "Infinity" in line:  # free-form fields would take them as numbers

@@ -189,14 +189,14 @@ class Stopping(TrainerCallback):  # type: ignore[misc]
 
     def __init__(self, file: Path) -> None:
         """Watch a file, and both signals from now on."""
-        self.file, self.signalled, self.stopped = file, False, False
+        self.file, self.signalled, self.interrupted, self.stopped = file, False, False, False
         self.before = {number: signal.signal(number, self._note) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def _note(self, number: int, frame: Any) -> None:
         # a launcher may pass one Ctrl-C on that the terminal has sent to its workers too
         if number == signal.SIGINT and self.signalled and "LOCAL_RANK" not in os.environ:
             raise KeyboardInterrupt
-        self.signalled = True
+        self.signalled, self.interrupted = True, self.interrupted or number == signal.SIGINT
 
     def restore(self) -> None:
         """Give the signals back."""

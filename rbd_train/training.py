@@ -192,6 +192,34 @@ def told_settings(model: ModelConfig, trainer: Any, launch: str | None, **others
     }  # fmt: skip
 
 
+def check_schedule(settings: Any) -> None:
+    """Refuse numbers that no training can go by, of sft's settings or dpo's, before any file is read.
+
+    Raises:
+        UsageError: names the key, its value and what it may be.
+    """
+    from transformers.trainer_utils import SchedulerType
+
+    positive = ("epochs", "max_length", "log_every", "global_batch", "micro_batch", "eval_every", "reference_batch",
+                "beta")  # fmt: skip
+    natural = ("learning_rate", "weight_decay", "max_drop_share")
+    given = vars(settings)
+    wrong = [
+        *((name, "must be more than 0") for name in positive if given.get(name, 1) <= 0),
+        *((name, "must be a share, at least 0 and below 1") for name in ("warmup_share", "eval_share")
+          if not 0 <= given.get(name, 0) < 1),
+        *((name, "must be at least 0") for name in natural if given.get(name, 0) < 0),
+        *(("save_every", "counts steps, 0 for none") for _ in "x" if given["save_every"] < 0),
+        *(("max_steps", "must be at least 1, or -1 for what epochs give") for _ in "x"
+          if given["max_steps"] != -1 and given["max_steps"] < 1),
+    ]  # fmt: skip
+    if wrong:
+        raise UsageError(f"trainer.{wrong[0][0]} is {given[wrong[0][0]]}; it {wrong[0][1]}")
+    known = [kind.value for kind in SchedulerType]
+    if settings.scheduler not in known:
+        raise UsageError(f"trainer.scheduler is {settings.scheduler!r}; choose one of {', '.join(known)}")
+
+
 def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, cuda: bool, sharding: str) -> None:
     """Refuse what can't work before anything is loaded.
 
@@ -200,11 +228,8 @@ def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, 
     """
     if objective not in OBJECTIVES:
         raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    for name in ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch"):
-        if getattr(settings, name) <= 0:
-            raise UsageError(f"trainer.{name} is {getattr(settings, name)}; it must be more than 0")
-    if settings.save_every < 0:
-        raise UsageError(f"trainer.save_every is {settings.save_every}; it counts steps, 0 for none")
+    if model.lora_rank < 0:
+        raise UsageError(f"model.lora_rank is {model.lora_rank}; it must be at least 1, or 0 to train every weight")
     if model.dtype not in ("float32", "bfloat16"):
         raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
     if model.four_bit and not model.lora_rank:
@@ -342,7 +367,8 @@ def train_to_the_end(trainer: Any, checkpoint: Path | None, run: Run) -> None:
     """Train, from a checkpoint where there is one.
 
     Raises:
-        IncompleteError: SIGTERM or Ctrl-C came; a checkpoint is written and the same command continues.
+        IncompleteError: SIGTERM came; a checkpoint is written and the same command continues.
+        KeyboardInterrupt: the same, of Ctrl-C.
     """
     from rbd_train.trainer import train
 
@@ -350,7 +376,8 @@ def train_to_the_end(trainer: Any, checkpoint: Path | None, run: Run) -> None:
     if trainer.unsaved:
         run.say(f"{trainer.unsaved}; the trained weights alone may still fit, and are written next")
     if trainer.stopping.stopped:
-        raise IncompleteError(
+        kind = KeyboardInterrupt if trainer.stopping.interrupted else IncompleteError
+        raise kind(
             f"{run.stage}: stopped after step {trainer.state.global_step} of {trainer.state.max_steps}, as asked; "
             "a checkpoint is written and the same command continues"
         )

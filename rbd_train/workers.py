@@ -56,12 +56,13 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     Raises:
         UsageError: no such launch file, or one that this machine can't run.
         IncompleteError: the workers were told to stop and left a checkpoint.
+        KeyboardInterrupt: Ctrl-C told them.
         DataError: a worker failed.
     """
     file = data_dir("launch") / f"{values['launch']}.yaml"
-    if not file.is_file():
-        known = ", ".join(sorted(path.stem for path in file.parent.glob("*.yaml")))
-        raise UsageError(f"launch has no file {values['launch']!r}; choose one of {known}")
+    known = sorted(path.stem for path in data_dir("launch").glob("*.yaml"))
+    if values["launch"] not in known:
+        raise UsageError(f"launch has no file {values['launch']!r}; choose one of {', '.join(known)}")
     here = machines(os.environ)
     path = run.folder / "resolved.yaml"
     write_whole(path, resolved)
@@ -74,11 +75,15 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
             lock.unlink(missing_ok=True)
         environment["TORCH_EXTENSIONS_DIR"] = str(builds)
     keeps = name in ("sft", "dpo")  # these leave a checkpoint; what others have is in the ledger
-    with stopping(run.folder / STOP_FILE, [*words, *worker], environment, keeps) as process:
+    with stopping(run.folder / STOP_FILE, [*words, *worker], environment, keeps) as (process, asked):
         code = process.wait()
     manifest = read_manifest(run.folder)
-    if code and manifest is not None and manifest["status"] == "incomplete":
-        raise IncompleteError(f"{run.folder}: {manifest['reason'].partition(': ')[2]}")
+    left = code != 0 and manifest is not None and manifest["status"] == "incomplete"
+    told = f"{run.folder}: {manifest['reason'].partition(': ')[2]}" if left and manifest else ""
+    if code and signal.SIGINT in asked:
+        raise KeyboardInterrupt(told)
+    if left:
+        raise IncompleteError(told)
     if code:
         raise DataError(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; see above")
     return manifest["metric"] if manifest else None
@@ -154,21 +159,21 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
 @contextlib.contextmanager
 def stopping(
     file: Path, words: list[str], environment: Mapping[str, str], keeps: bool
-) -> Iterator[subprocess.Popen[bytes]]:
-    """Run a command; the first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
+) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
+    """Run a command, and note the signals that come.
 
+    The first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
     Where the workers keep no checkpoint, and so watch no file, the first one ends it.
 
     The command has a session of its own, so that a Ctrl-C here doesn't end it before its step; where this process dies,
     the kernel tells the launcher, which tells the workers.
     """
     file.unlink(missing_ok=True)
-    asked = 0
+    asked: list[int] = []
 
     def ask(number: int, frame: Any) -> None:
-        nonlocal asked
-        asked += 1
-        if asked == 1 and keeps:
+        asked.append(number)
+        if len(asked) == 1 and keeps:
             file.touch()
         else:
             process.terminate()
@@ -176,7 +181,7 @@ def stopping(
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True, preexec_fn=_end_with_parent)
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
     try:
-        yield process
+        yield process, asked
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

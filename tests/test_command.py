@@ -71,6 +71,12 @@ def test_help_describes_every_key(rbd: Any, stage: str) -> None:
     assert described
 
 
+def test_help_lists_the_keys_of_what_is_chosen(rbd: Any) -> None:
+    said = rbd("judgements", "--help", "judge=planted")
+    assert "judge.repaired=0.6" in said.out and "judge.engine" not in said.out
+    assert "judge.engine.base_url" in rbd("judgements", "judge=generative", "engine=http", "--help").out
+
+
 # every file of conf/ ------------------------------------------------------------------------------------------------
 
 
@@ -178,6 +184,18 @@ REFUSED = [
     ((*PAIRS, "name="), ["name is ''"]),
     ((*PAIRS, "trial='../../../x'"), ["trial is '../../../x'", "no slash"]),
     ((*PAIRS, "processes=0"), ["processes is 0"]),
+    ((*PAIRS, "processes=2"), ["processes=2 without launch"]),
+    ((*PAIRS, "launch=../conf/base"), ["launch has no file '../conf/base'", "zero3"]),
+    ((*PAIRS, "seed=-1"), ["seed is -1"]),
+    ((*PAIRS, "congruent_share=nan"), ["congruent_share is nan", "finite"]),
+    ((*JUDGE, "judge.engine.timeout_s=inf"), ["judge.engine.timeout_s is inf"]),
+    *((("sft", "model=tiny", f"trainer.{key}={value}"), [f"trainer.{key} is {value}"])
+      for key, value in (("max_steps", 0), ("max_steps", -2), ("eval_share", 1.0), ("eval_every", 0),
+                         ("warmup_share", 2.0), ("max_drop_share", -0.1), ("learning_rate", float("nan")))),
+    (("sft", "model=tiny", "trainer.scheduler=bogus"), ["trainer.scheduler is 'bogus'", "cosine"]),
+    (("dpo", "model=tiny", "trainer.max_steps=0"), ["trainer.max_steps is 0"]),
+    (("dpo", "model=tiny", "trainer.reference_batch=0"), ["trainer.reference_batch is 0"]),
+    (("distil", "model=tiny", "teacher_path=tiny", "trainer.max_steps=0"), ["trainer.max_steps is 0"]),
     (("pairs", "source.train=-4"), ["source.train is -4"]),
     ((*JUDGE, "noise_samples=-3"), ["noise_samples is -3"]),
     ((*JUDGE, "judge.engine.concurrency=0"), ["engine.concurrency is 0"]),

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 
 from eval.before_after import Row, changes_table
-from rbd_train.dpo import kl, render
+from rbd_train.dpo import render
 from rbd_train.embedded import cache_folder
 from rbd_train.modelling import load_tokenizer
 from rbd_train.records import Preference, Turn
+from rbd_train.rewards import kl
 from rbd_train.tiny import tiny_model
 from rbd_train.trainer import Stopping
 
@@ -142,7 +143,7 @@ def test_ctrl_c_saves_the_step_in_hand(rbd: Callable[..., Any], written: None, m
     with monkeypatch.context() as patch:
         patch.setattr(Stopping, "on_step_end", interrupted)
         said = rbd("dpo", *TRAIN, *DATA)
-    assert said.code == 1 and "stopped after step 2 of 4" in said.err
+    assert said.code == 130 and "stopped after step 2 of 4" in said.err
     said = rbd("dpo", *TRAIN, *DATA)
     assert said.code == 0 and "continuing from" in said.out, said.err
     assert losses("default") == pytest.approx(losses("undisturbed"), abs=1e-4)

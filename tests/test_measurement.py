@@ -17,9 +17,10 @@ from data_gen.preferences import held_out
 from eval.baselines import same_letter_twice
 from eval.before_after import Row, changes_table
 from eval.debias_tables import Outcome, Turn, gain, macro_rate
+from eval.doubts import rules_not_beaten
 from eval.judge_baselines import calibrated, panel, plan, warning
 from eval.judging import Judged, Others, agreement_table, compare_table
-from eval.report import lead, rules_not_beaten
+from eval.report import lead
 from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
 from rbd_train.engine import ChoiceLogprobs, Completion, Engine

@@ -314,6 +314,21 @@ def test_the_best_rule_by_f1_is_no_constant_no_where_bias_is_rare() -> None:
     assert chosen([e for e in EXAMPLES if e.bias == "bandwagon"], "f1") == {"bandwagon": "always Yes"}
 
 
+def test_always_no_is_no_better_than_the_best_rule_where_biases_happen_to_lack_a_yes() -> None:
+    """One answer stays a rival for such a bias: else the sum over all biases would reward saying nothing."""
+    rows = [example(k, "verbosity", k < 2, int(k > 1), "TF" if k < 2 else "FF") for k in range(6)]
+    rows += [example(k, "bandwagon", False, 0, "TT") for k in range(6, 16)]
+    said = verdicts.verdicts(rows, [trace_of(e.case.id, False) for e in rows], "mine")
+    assert chosen(rows, "accuracy")["bandwagon"] == "always No"
+    whole = by_column(detection.paired_table(rows, said, "mine"), "all")
+    assert whole["only the detector right"] == 0
+    methods = detection.methods_table(rows, said, "mine")
+    best, majority = (
+        by_column(methods, name)["accuracy"].value for name in ("best rule by accuracy", "majority class")
+    )
+    assert best >= majority
+
+
 def test_where_one_class_alone_is_seen_a_constant_is_no_rival() -> None:
     """A diagnostic set has only No: always No is right by construction, and no detector could win against it."""
     rows = [example(k, "verbosity", False, int(k < 4), "TT") for k in range(5)]
@@ -322,7 +337,7 @@ def test_where_one_class_alone_is_seen_a_constant_is_no_rival() -> None:
     said = verdicts.verdicts(rows, [trace_of(e.case.id, False) for e in rows], "mine")
     methods, paired = detection.methods_table(rows, said, "mine"), detection.paired_table(rows, said, "mine")
     assert by_column(methods, "best rule by accuracy")["accuracy"].value == 0.8
-    assert "One class alone (discovered, verbosity)" in methods.note
+    assert "One class alone: one answer is right by construction" in methods.note
     assert "best rule by accuracy speak of fewer" in methods.note
     assert by_column(paired, "verbosity")["only the detector right"] == 1
     found = by_column(paired, "discovered")

@@ -171,6 +171,19 @@ def test_rates_are_checked(tmp_path: Path) -> None:
         PlantedJudgeConfig(biased={"verbosity": 2.0}).open(Ledger(tmp_path / "l.sqlite"))
 
 
+def test_a_planted_bias_is_seen_by_judging_too(rbd: Callable[..., Any]) -> None:
+    """Both sides go by the pair's id, which doesn't say which twin it is; the judge is told by the twin's own."""
+    assert rbd("pairs", "source.train=0", "source.test=6").code == 0
+    judge = ("judge=planted", "judge.biased.verbosity=1", "pairs=runs/default/pairs/pairs.jsonl")
+    for words in (("name=plain",), ("name=hard", "side=biased", "compare=[plain]")):
+        said = rbd("judging", *judge, *words)
+        assert said.code == 0, said.err
+    errors = {name: json.loads(Path(f"runs/{name}/judging/metrics.json").read_text()) for name in ("plain", "hard")}
+    assert errors["plain"]["judging.error.verbosity"]["value"] == 0.0
+    assert errors["hard"]["judging.error.verbosity"]["value"] == 1.0
+    assert errors["hard"]["judging.error.sentiment"]["value"] == 0.0
+
+
 def test_a_planted_run_to_its_report(rbd: Callable[..., Any]) -> None:
     """Simulated judge, rules as detector, every new table; no model is loaded."""
     judge = ("judge=planted", "judge.right=0.9", "judge.biased.verbosity=0.5", "judge.biased.bandwagon=0.5")

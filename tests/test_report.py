@@ -15,9 +15,10 @@ import pytest
 
 from eval import cases
 from eval.discovery_layouts import size_in
+from eval.doubts import doubts
 from eval.figures import accuracy_figure, scaling_figure
 from eval.layouts import LAYOUTS, Told
-from eval.report import SECTIONS, doubts, measured_model
+from eval.report import SECTIONS, measured_model
 from rbd_train.app import STAGES
 from rbd_train.metrics import Rate
 from rbd_train.run import Run, Table, machine
@@ -262,6 +263,10 @@ def test_a_judge_that_nobody_can_read_is_in_the_box(rbd: Callable[..., Any], tmp
         assert said.code == 0, said.err
     text = (tmp_path / "runs/default/report/index.html").read_text()
     assert "judging: no reply can be read" in text and "judgements: no reply can be read" in text
+    shutil.copytree("runs/default", "runs/other")
+    assert rbd("report", "name=both", "from=default", "runs=[default,other]").code == 0
+    both = (tmp_path / "runs/both/report/index.html").read_text()
+    assert "other: judging: no reply can be read" in both, "the box speaks of every run on the page"
     assert (
         f"python {platform.python_version()}, torch " in text and f"{platform.system()} {platform.machine()}, " in text
     )

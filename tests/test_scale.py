@@ -23,6 +23,7 @@ from rbd_train.checkpoints import SEAL, check_fits, newest_whole, seal
 from rbd_train.config import data_dir
 from rbd_train.errors import UsageError
 from rbd_train.modelling import resolve_model
+from rbd_train.run import Run
 from rbd_train.store import write_rows
 from rbd_train.trainer import RowOrder, Stopping
 from rbd_train.weights import save
@@ -297,7 +298,8 @@ def test_a_disturbed_run_goes_on_as_if_nothing_had_been(
     else:
         process.send_signal(signal.SIGTERM if how == "term" else signal.SIGINT)
     _, err = process.communicate()
-    assert process.returncode == (-signal.SIGKILL if how == "kill" else 1), err.decode()[-2000:]
+    code = {"kill": -signal.SIGKILL, "term": 1, "int": 130}[how]
+    assert process.returncode == code, err.decode()[-2000:]
     if how != "kill":
         assert b"the same command continues" in err
         assert json.loads((tmp_path / "default/sft/manifest.json").read_text())["status"] == "incomplete"
@@ -442,6 +444,38 @@ def test_an_uneven_evaluation_under_two_ranks_ends(
 def test_nothing_held_back_is_no_loss(rbd: Callable[..., Any], train_file: Path) -> None:
     said = rbd("sft", f"train=[{train_file}]", *SETTINGS, "trainer.eval_share=0.0001")
     assert said.code == 1 and "trainer.eval_share=0.0001 leaves no row" in said.err
+    assert "no question was drawn; raise the share" in said.err and "exceed" not in said.err
+
+
+def test_an_end_between_the_last_step_and_the_manifest_costs_no_step(
+    rbd: Callable[..., Any], train_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the checkpoint holds is needed until the manifest says that the stage is complete."""
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=3"]
+    assert rbd(*words, "name=undisturbed").code == 0
+    close = Run.close
+
+    def too_soon(self: Run, status: str, *others: Any) -> None:
+        if status == "complete":
+            raise KeyboardInterrupt
+        close(self, status, *others)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "close", too_soon)
+        assert rbd(*words).code == 130
+    said = rbd(*words)
+    assert said.code == 0 and "checkpoint-3" in said.out.partition("continuing from")[2], said.err
+    assert losses(Path("runs/default/sft")) == losses(Path("runs/undisturbed/sft"))
+    assert not list(Path("runs/default/sft").glob("checkpoints-*"))
+
+
+def test_a_trace_against_its_label_is_not_trained_on(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    rows = [example(number, number % 2 == 0) for number in range(1, 9)]
+    write_rows(tmp_path / "t.jsonl", [rows[0].model_copy(update={"label": not rows[0].label}), *rows[1:]])
+    words = ("sft", "train=[t.jsonl]", *SETTINGS, "trainer.max_steps=1")
+    said = rbd(*words)
+    assert said.code == 1 and f"example {rows[0].case.id}: its label is" in said.err
+    assert rbd(*words, "objective=label").code == 0  # which reads the label alone
 
 
 def test_cut_checkpoints_are_passed_over(tmp_path: Path) -> None:

@@ -71,6 +71,14 @@ def test_a_bad_row_names_file_line_and_field(tmp_path: Path, kind: type[Record],
     assert all(words in str(caught.value) for words in [str(path), *told]), caught.value
 
 
+def test_a_row_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    """It would count twice: in training, in every rate and in every interval."""
+    path = tmp_path / "rows.jsonl"
+    path.write_bytes(line() + b"\n" + line(id="other") + b"\n" + line() + b"\n")
+    with pytest.raises(DataError, match="lines 1 and 3 are the same row"):
+        read_rows(path, Item)
+
+
 def test_a_missing_file_says_what_is_there(tmp_path: Path) -> None:
     (tmp_path / "pairs.jsonl").touch()
     with pytest.raises(DataError, match=r"pair\.jsonl: no such file.*holds pairs\.jsonl"):
