@@ -200,9 +200,9 @@ def check_schedule(settings: Any) -> None:
     """
     from transformers.trainer_utils import SchedulerType
 
-    positive = ("epochs", "max_length", "log_every", "global_batch", "micro_batch", "eval_every", "reference_batch",
-                "beta")  # fmt: skip
-    natural = ("learning_rate", "weight_decay", "max_drop_share")
+    positive = ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch", "eval_every",
+                "reference_batch", "beta")  # fmt: skip
+    natural = ("weight_decay", "max_drop_share")
     given = vars(settings)
     wrong = [
         *((name, "must be more than 0") for name in positive if given.get(name, 1) <= 0),

@@ -170,7 +170,7 @@ def test_the_kl_is_a_kl(rbd: Callable[..., Any], written: None) -> None:
     assert found.low is not None and found.high is not None and found.low < exact < found.high
     assert found.value == pytest.approx(exact, abs=0.01) and kl([], [], []).value is None
     told = []
-    for name, rate in (("still", "0"), ("moved", "1e-3")):
+    for name, rate in (("still", "1e-12"), ("moved", "1e-3")):
         said = rbd("dpo", f"name={name}", *TRAIN, *DATA, f"trainer.learning_rate={rate}", "trainer.max_steps=2")
         assert said.code == 0, said.err
         told.append(json.loads(Path(f"runs/{name}/dpo/metrics.json").read_text())["dpo.kl"])
