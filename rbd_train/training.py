@@ -203,18 +203,21 @@ def check_schedule(settings: Any) -> None:
     positive = ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch", "eval_every",
                 "reference_batch", "beta")  # fmt: skip
     natural = ("weight_decay", "max_drop_share")
-    given = vars(settings)
-    wrong = [
-        *((name, "must be more than 0") for name in positive if given.get(name, 1) <= 0),
-        *((name, "must be a share, at least 0 and below 1") for name in ("warmup_share", "eval_share")
-          if not 0 <= given.get(name, 0) < 1),
-        *((name, "must be at least 0") for name in natural if given.get(name, 0) < 0),
-        *(("save_every", "counts steps, 0 for none") for _ in "x" if given["save_every"] < 0),
-        *(("max_steps", "must be at least 1, or -1 for what epochs give") for _ in "x"
-          if given["max_steps"] != -1 and given["max_steps"] < 1),
-    ]  # fmt: skip
-    if wrong:
-        raise UsageError(f"trainer.{wrong[0][0]} is {given[wrong[0][0]]}; it {wrong[0][1]}")
+    shares = ("warmup_share", "eval_share")
+    for name, value in vars(settings).items():
+        wanted = ""
+        if name in positive and value <= 0:
+            wanted = "must be more than 0"
+        elif name in natural and value < 0:
+            wanted = "must be at least 0"
+        elif name in shares and not 0 <= value < 1:
+            wanted = "must be a share, at least 0 and below 1"
+        elif name == "save_every" and value < 0:
+            wanted = "counts steps, 0 for none"
+        elif name == "max_steps" and value != -1 and value < 1:
+            wanted = "must be at least 1, or -1 for what epochs give"
+        if wanted:
+            raise UsageError(f"trainer.{name} is {value}; it {wanted}")
     known = [kind.value for kind in SchedulerType]
     if settings.scheduler not in known:
         raise UsageError(f"trainer.scheduler is {settings.scheduler!r}; choose one of {', '.join(known)}")
