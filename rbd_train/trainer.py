@@ -21,6 +21,8 @@ from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from rbd_train.checkpoints import check_loads, discard_older, saving, seal
 from rbd_train.errors import DataError
+from rbd_train.launched import sharded
+from rbd_train.masters import follow_masters, merge
 from rbd_train.throughput import Throughput
 
 
@@ -247,9 +249,10 @@ def train(trainer: Any, checkpoint: str | None) -> None:
             return
         if trainer.saved_step != trainer.state.global_step:
             trainer._save_checkpoint(trainer.model)
+        moved = sharded().startswith("zero") and follow_masters(trainer.accelerator.unwrap_model(trainer.model))
         history = trainer.state.log_history
         measured = any("eval_loss" in entry and entry["step"] == trainer.state.global_step for entry in history)
-        if trainer.eval_dataset is not None and not measured:
+        if trainer.eval_dataset is not None and (moved or not measured):
             trainer.evaluate()
     except StoppedInEvaluation:
         trainer.throughput.ended = time.perf_counter()
@@ -269,4 +272,4 @@ def merged(kind: Any, source: str, dtype: str, adapter: Path) -> Any:
     base = kind.from_pretrained(
         source, dtype=getattr(torch, dtype), trust_remote_code=False, use_safetensors=True, **extra
     )
-    return PeftModel.from_pretrained(base, str(adapter)).merge_and_unload()
+    return merge(PeftModel.from_pretrained(base, str(adapter)))

@@ -316,7 +316,7 @@ def own_optimizer(module: Any, model: ModelConfig, settings: Any, device: Any) -
     """Return the optimizer that keeps float32 masters of bfloat16 weights; None where the trainer's own does."""
     if model.dtype != "bfloat16" or sharded():
         return None
-    from rbd_train.master_adamw import MasterAdamW
+    from rbd_train.masters import MasterAdamW
 
     # masters are made where the weights will be: the trainer moves the weights alone, when it is made
     placed = module if model.four_bit else module.to(device)

@@ -130,7 +130,7 @@ def test_states_of_one_process_are_what_its_optimizer_holds(dtype: str) -> None:
     import torch
     from transformers import AutoModelForCausalLM
 
-    from rbd_train.master_adamw import MasterAdamW
+    from rbd_train.masters import MasterAdamW
 
     model: Any = AutoModelForCausalLM.from_config(model_config(SHAPE, None), dtype=getattr(torch, dtype))
     weights = list(model.parameters())

@@ -704,7 +704,7 @@ def test_masters_of_any_weights_step_and_resume() -> None:
     """Updates too small for bfloat16 add up, and a resumed run has them."""
     import torch
 
-    from rbd_train.master_adamw import MasterAdamW
+    from rbd_train.masters import MasterAdamW
 
     weight = torch.nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     first = MasterAdamW([weight], lr=1e-4, weight_decay=0.0)
@@ -715,6 +715,64 @@ def test_masters_of_any_weights_step_and_resume() -> None:
     again = MasterAdamW([torch.nn.Parameter(weight.detach().clone())], lr=1e-4, weight_decay=0.0)
     again.load_state_dict(first.state_dict())
     assert torch.equal(again.masters[0], first.masters[0])
+
+
+def test_rounding_keeps_what_was_learnt_on_average() -> None:
+    import torch
+
+    from rbd_train.masters import rounded
+
+    unit = 2.0**-7  # of bfloat16 between 1 and 2
+    draw = torch.Generator().manual_seed(0)
+    for share in (0.01, 0.25, 0.9):
+        found = rounded(torch.full((100_000,), 1 + share * unit), draw).double()
+        assert set(found.tolist()) == {1.0, 1 + unit}
+        assert float((found - 1).mean()) / unit == pytest.approx(share, abs=0.01)
+        assert torch.equal(rounded(torch.full((9,), -1.0 - unit), draw), torch.full((9,), -1.0 - unit).bfloat16())
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        (), *(pytest.param((f"launch={launch}", "processes=2", *more), marks=pytest.mark.slow)
+              for launch in ("ddp", "zero2", "zero3") for more in ((), ("trainer.bf16=true",))),
+    ],
+)  # fmt: skip
+def test_small_steps_reach_the_bfloat16_weights_that_are_saved(
+    train_file: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    """Three steps of a millionth are a hundredth of a unit of most weights: to the nearest, none of them would move."""
+    import torch
+
+    from rbd_train.modelling import load_model
+
+    small = ("model.dtype=bfloat16", "trainer.learning_rate=1e-6", "trainer.max_steps=3", "trainer.micro_batch=2")
+    folder = train(tmp_path, train_file, *small, *words)
+    base = load_model(resolve_model("tiny"), "bfloat16").state_dict()
+    with safe_open(folder / "model/model.safetensors", framework="pt") as found:
+        moved = [found.get_tensor(name).to(torch.float32) != base[name].to(torch.float32) for name in found.keys()]  # noqa: SIM118
+    share = sum(int(one.sum()) for one in moved) / sum(one.numel() for one in moved)
+    assert share > 0.04  # to the nearest .02, those near zero; it was .08
+
+
+def test_merging_keeps_adapters_too_small_for_bfloat16() -> None:
+    import torch
+
+    from rbd_train.masters import merge
+    from rbd_train.modelling import add_lora, load_model
+
+    model = load_model(resolve_model("tiny"), "bfloat16")
+    before = {name: weight.detach().float().clone() for name, weight in model.named_parameters()}
+    adapted = add_lora(model, 8, 32, 0)
+    learnt = {}
+    for name, layer in adapted.named_modules():
+        if hasattr(layer, "get_delta_weight"):
+            torch.nn.init.normal_(layer.lora_B["default"].weight, std=3e-6)
+            learnt[name.removeprefix("base_model.model.")] = layer.get_delta_weight("default").detach()
+    merged = merge(adapted)
+    found = {name: merged.get_submodule(name).weight.detach() - before[f"{name}.weight"] for name in learnt}
+    kept = sum(float((found[name] * learnt[name]).sum()) for name in learnt)
+    assert kept / sum(float(one.square().sum()) for one in learnt.values()) == pytest.approx(1, abs=0.2)  # nearest: .1
 
 
 def test_the_agents_sweep_optimises_what_is_logged() -> None:
