@@ -1,6 +1,6 @@
 """Pairs per second of `rbd dpo` against `trl dpo`: same pairs, model, max_length, global batch, one epoch.
 
-    python benchmarks/dpo_throughput.py          RewardBench pairs of shared/data, SmolLM2-135M; about an hour
+    python benchmarks/dpo_throughput.py          RewardBench pairs of shared/data, SmolLM2-135M; about half an hour
     python benchmarks/dpo_throughput.py quick    generated pairs on the tiny model, under a minute
 
 Wall time counts all from the weights on disk: set-up, the reference pass, one epoch. The rivals: TRL as a user
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 QUICK = "quick" in sys.argv
-LENGTH, BATCH, PAIRS, RUNS = (512, 8, 16, 1) if QUICK else (768, 8, 64, 3)
+LENGTH, BATCH, PAIRS, RUNS = (512, 8, 16, 1) if QUICK else (768, 8, 32, 3)
 FOLDERS = [parent / "shared/data" for parent in Path(__file__).resolve().parents]  # beside the checkout, or in it
 DATA = next((folder for folder in FOLDERS if folder.is_dir()), FOLDERS[0]) / "preference/rewardbench_filtered.parquet"
 CHECK = "check" in sys.argv
@@ -89,7 +89,7 @@ def ours(source: str, data: list[dict[str, Any]], micro: int, folder: Path) -> A
     from rbd_train.modelling import load_tokenizer
     from rbd_train.records import Preference
     from rbd_train.run import Run
-    from rbd_train.training import ModelConfig
+    from rbd_train.settings import ModelConfig
 
     run = Run(folder, "bench", "dpo", "bench", {})
     run.folder.mkdir(parents=True, exist_ok=True)

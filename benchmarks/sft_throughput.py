@@ -105,7 +105,8 @@ def ours(source: str, tokenizer: Any, data: list[dict[str, list[int]]], micro: i
     """Set up what `rbd sft model.dtype=bfloat16` sets up."""
     from rbd_train.modelling import Rendered
     from rbd_train.run import Run
-    from rbd_train.training import ModelConfig, TrainerConfig, make_trainer
+    from rbd_train.settings import ModelConfig, TrainerConfig
+    from rbd_train.training import make_trainer
 
     run = Run(folder, "bench", "sft", "bench", {})
     run.folder.mkdir(parents=True, exist_ok=True)

@@ -19,15 +19,8 @@ from rbd_train.modelling import encode_context, load_model, load_tokenizer, plai
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
 from rbd_train.run import Run, world_size
-from rbd_train.training import (
-    ModelConfig,
-    TrainerConfig,
-    accumulation,
-    check_schedule,
-    check_settings,
-    log_to,
-    own_optimizer,
-)
+from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_schedule, check_settings
+from rbd_train.training import log_to, own_optimizer
 from rbd_train.weights import DETECTORS, model_card, save
 
 if TYPE_CHECKING:

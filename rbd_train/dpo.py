@@ -32,21 +32,10 @@ from rbd_train.modelling import (
 from rbd_train.records import Dropped, Preference, uniform
 from rbd_train.rewards import kl, report, rewards_of, rewards_table
 from rbd_train.run import Cell, Run, Table, world_size
+from rbd_train.settings import INNOCENT, ModelConfig, accumulation, check_schedule, told_settings
 from rbd_train.store import fingerprint
 from rbd_train.tables import markdown
-from rbd_train.training import (
-    EAGER_SCORES,
-    INNOCENT,
-    ModelConfig,
-    accumulation,
-    check_schedule,
-    log_to,
-    own_optimizer,
-    report_speed,
-    to_continue,
-    told_settings,
-    train_to_the_end,
-)
+from rbd_train.training import EAGER_SCORES, log_to, own_optimizer, report_speed, to_continue, train_to_the_end
 from rbd_train.weights import Kind, model_card, save
 
 if TYPE_CHECKING:

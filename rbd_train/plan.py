@@ -17,9 +17,9 @@ from rbd_train.errors import UsageError
 from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle
 from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
+from rbd_train.settings import OBJECTIVES, ModelConfig, TrainerConfig, accumulation
 from rbd_train.throughput import PEAK
 from rbd_train.tracked_pass import sizes
-from rbd_train.training import OBJECTIVES, ModelConfig, TrainerConfig, accumulation
 
 GIB = 2**30
 LAUNCHES = ("ddp", "zero1", "zero2", "zero3", "zero3_offload", "fsdp2")

@@ -20,10 +20,10 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
 from rbd_train.run import Run, Table
+from rbd_train.settings import ModelConfig
 from rbd_train.sources.direct import NewsroomSource
 from rbd_train.sources.jsonl import rows_of, text_field
 from rbd_train.store import fingerprint, read_text
-from rbd_train.training import ModelConfig
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase

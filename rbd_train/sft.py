@@ -20,20 +20,9 @@ from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
 from rbd_train.run import Cell, Run, Table
+from rbd_train.settings import INNOCENT, ModelConfig, TrainerConfig, check_schedule, facts_of, told_settings
 from rbd_train.store import fingerprint
-from rbd_train.training import (
-    INNOCENT,
-    ModelConfig,
-    TrainerConfig,
-    check_schedule,
-    facts_of,
-    held_out_loss,
-    make_trainer,
-    report_speed,
-    to_continue,
-    told_settings,
-    train_to_the_end,
-)
+from rbd_train.training import held_out_loss, make_trainer, report_speed, to_continue, train_to_the_end
 from rbd_train.weights import DETECTORS, model_card, save
 
 if TYPE_CHECKING:

@@ -12,10 +12,11 @@ import pytest
 from rbd_train.memory import SPARE, Shape, buffers, model_config, plan_rank, settle, states
 from rbd_train.modelling import Rendered
 from rbd_train.run import Run
+from rbd_train.settings import ModelConfig, TrainerConfig
 from rbd_train.store import write_rows
 from rbd_train.throughput import gpu_peak
 from rbd_train.tracked_pass import activations, completion_loss, ready, sizes, with_layers
-from rbd_train.training import ModelConfig, TrainerConfig, longest_pass, settle_here
+from rbd_train.training import longest_pass, settle_here
 from tests.examples import example  # type: ignore[import-not-found]
 
 SHAPE = {

@@ -657,7 +657,7 @@ def test_the_launch_files_precision_gives_way_to_the_trainers(monkeypatch: pytes
 
 def test_offload_is_counted_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     from rbd_train.launched import offloads
-    from rbd_train.training import ModelConfig, TrainerConfig, facts_of
+    from rbd_train.settings import ModelConfig, TrainerConfig, facts_of
 
     monkeypatch.setenv("ACCELERATE_USE_DEEPSPEED", "true")
     monkeypatch.setenv("ACCELERATE_DEEPSPEED_ZERO_STAGE", "3")
@@ -668,7 +668,8 @@ def test_offload_is_counted_where_it_goes(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_classifier_keeps_its_own_forward_under_liger(tmp_path: Path) -> None:
     """Liger's fused loss needs a language model's head, which a classifier hasn't."""
-    from rbd_train.training import TrainerConfig, arguments
+    from rbd_train.settings import TrainerConfig
+    from rbd_train.training import arguments
 
     told = [
         arguments(TrainerConfig(), 0, tmp_path, False, True, False, joins, False).liger_kernel_config
