@@ -145,8 +145,21 @@ def test_every_way_to_train_gives_the_losses_of_one_process(
         for name in ours.keys():  # noqa: SIM118
             assert (ours.get_tensor(name).float() - theirs.get_tensor(name).float()).abs().max() < 5e-3, name
     assert speaks(folder / "model")
-    if found[-1] >= 0.9 * found[0]:
-        pytest.xfail(f"adapters fall by less than the 10 % asked for: {found[0]:.3f} to {found[-1]:.3f}")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("objective", ["reasoning", "label"])
+@pytest.mark.parametrize("launch", LAUNCHES)
+def test_adapters_of_a_pretrained_model_learn_as_in_one_process(
+    single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str, objective: str
+) -> None:
+    """The tiny model's adapters can't fall by 10 %, since its base is random; those of SmolLM2-135M do."""
+    words = (f"objective={objective}", "model.path=embedded", "model.lora_rank=8", "trainer.learning_rate=2e-4")
+    alone = found = losses(single(*words))
+    if launch:
+        found = losses(train(tmp_path, train_file, *words, f"launch={launch}", "processes=2", "trainer.micro_batch=2"))
+        assert found == pytest.approx(alone, abs=1e-3)
+    assert len(found) == 20 and found[-1] < 0.9 * found[0]
 
 
 def speaks(folder: Path) -> bool:
