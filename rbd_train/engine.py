@@ -193,7 +193,7 @@ class Engine:
         cut = sum(completion.status == "length" for completion in completions)
         if cut > CUT_SHARE * len(completions):
             logging.getLogger("rbd_train").warning(
-                "%d of %d replies end at the limit of %d new tokens and can't be read; raise max_new_tokens",
+                "%d of %d replies end at the limit of %d new tokens; raise the limit if they must be whole to be read",
                 cut, len(completions), drawn[0].max_new_tokens,
             )  # fmt: skip
         return completions
