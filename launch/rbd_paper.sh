@@ -53,7 +53,7 @@ for entry in "${sizes[@]}"; do
   # reasoning, and the ablation's two others on the same data
   for objective in reasoning label classifier; do
     step sft "name=paper-$size-$objective" "experiment=$size" "objective=$objective" "launch=$launch" \
-      "processes=$processes" "train=[${train#,}]" trainer.save_every=50
+      "processes=$processes" "train=[${train#,}]"
     # on a few unseen training items of one judge, and on every judge's decisions on the published test items
     step detection "name=paper-$size-$objective" "detector=${objective/reasoning/trained}" "also=[${tests#,}]" \
       examples=runs/paper-gpt-4o/curate/test.jsonl

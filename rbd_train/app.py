@@ -12,6 +12,7 @@ import os
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -159,6 +160,7 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code: 0 ok, 1 failed, 2 usage."""
     words = list(sys.argv[1:] if words is None else words)
     debug = "debug=true" in [word.casefold() for word in words]
+    warnings.filterwarnings("ignore", category=FutureWarning)  # of one library to another
     try:
         return _dispatch(words)
     except BrokenPipeError:  # `| head` has seen enough
@@ -274,6 +276,13 @@ def _stage_help(chosen: Stage, slots: Sequence[str]) -> str:
             lines += [f"    {f'{key}.{k}={v}':<36} {inner.get(k, '')}" for k, v in value.items()]
         else:
             lines.append(f"  {f'{key}={value}':<38} {helps.get(field.name, '')}")
+    from rbd_train.sweep import SweepConfig
+
+    lines += ["", "With -m, a sweep:"]
+    lines += [
+        f"  {f'sweep.{f.name}={f.default}':<38} {field_help(SweepConfig)[f.name]}"
+        for f in dataclasses.fields(SweepConfig)
+    ]
     return "\n".join(lines)
 
 

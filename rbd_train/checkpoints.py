@@ -3,7 +3,9 @@
 import contextlib
 import json
 import os
+import re
 import shutil
+import zipfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -27,13 +29,40 @@ def fault_of(folder: Path) -> str:
     """Say why a checkpoint can't be used; empty where it is whole."""
     try:
         listed = json.loads((folder / SEAL).read_text(encoding="utf-8"))["files"]
-    except (OSError, ValueError, KeyError):
+    except FileNotFoundError:
         return f"{SEAL} is missing: it was not written to its end"
+    except (OSError, ValueError, KeyError):
+        return f"{SEAL} can't be read"
     for name, size in listed.items():
-        found = (folder / name).stat().st_size if (folder / name).is_file() else None
-        if found != size:
-            return f"{name} has {found if found is not None else 'no'} bytes, {size} were written"
+        path = folder / name
+        if not path.is_file():
+            return f"{name} is missing"
+        if path.stat().st_size != size:
+            return f"{name} has {path.stat().st_size} bytes, {size} were written"
+        if not opens(path):
+            return f"{name} has all its bytes, but can't be read"
     return ""
+
+
+def opens(path: Path) -> bool:
+    """Tell whether a tensor file has a table of contents; nothing is loaded, and nothing unpickled."""
+    from safetensors import SafetensorError, safe_open
+
+    try:
+        if path.suffix == ".safetensors":
+            with safe_open(path, framework="pt"):
+                pass
+        elif path.suffix in (".pt", ".pth"):
+            zipfile.ZipFile(path).close()
+    except (OSError, SafetensorError, zipfile.BadZipFile):
+        return False
+    return True
+
+
+def numbered(folder: Path) -> dict[int, Path]:
+    """Return the checkpoints of a folder by their step; other folders there, such as somebody's copy, are none."""
+    found = ((re.fullmatch(r"checkpoint-(\d+)", path.name), path) for path in folder.glob("checkpoint-*"))
+    return {int(match[1]): path for match, path in found if match}
 
 
 class Newest(NamedTuple):
@@ -46,7 +75,7 @@ class Newest(NamedTuple):
 def newest_whole(folder: Path) -> Newest:
     """Find the checkpoint to continue from; damaged ones are named, never used."""
     passed: list[str] = []
-    for path in sorted(folder.glob("checkpoint-*"), key=lambda path: -int(path.name.split("-")[1])):
+    for _, path in sorted(numbered(folder).items(), reverse=True):
         fault = fault_of(path)
         if not fault:
             return Newest(path, passed)
@@ -67,17 +96,17 @@ def check_fits(folder: Path, facts: Mapping[str, Any]) -> None:
     was, now = (told["sharding"], told["processes"]), (facts["sharding"], facts["processes"])
     if was == now or (not was[0] and not now[0]):
         return
-    names = [f"{sharding or 'unsharded'} on {processes} processes" for sharding, processes in (was, now)]
-    way = f"launch={was[0]} processes={was[1]}" if was[0] else "launch=null or launch=ddp"
+    names = [f"{sharding or 'one process or ddp'} (processes={processes})" for sharding, processes in (was, now)]
+    way = f"launch={was[0]} processes={was[1]}" if was[0] else "launch=ddp, any number of processes, or without launch"
     raise UsageError(
-        f"{folder} was written by {names[0]}, this is {names[1]}, which can't read its shards; go on with {way}, "
+        f"{folder} was written by {names[0]}, this is {names[1]}, which lays states out otherwise; go on with {way}, "
         f"or remove {folder.parent} to start anew"
     )
 
 
 def discard_older(folder: Path, name: str) -> None:
     """Remove all checkpoints but one, now that it is whole."""
-    for path in folder.glob("checkpoint-*"):
+    for path in numbered(folder).values():
         if path.name != name:
             shutil.rmtree(path, ignore_errors=True)
     shutil.rmtree(folder / "part", ignore_errors=True)
@@ -120,4 +149,6 @@ def saving(folder: Path, step: int) -> Iterator[None]:
         still = f"{kept} is whole: the same command continues from it" if kept else "no earlier checkpoint exists"
         shutil.rmtree(folder / "part", ignore_errors=True)
         told = str(error).strip().split("\n", 1)[0][:200]
+        if not isinstance(error, OSError):  # torch and safetensors don't say what hindered them
+            told = f"{told}; most often the disk is full, or a quota is reached"
         raise DataError(f"{folder}: the checkpoint of step {step} can't be written ({told}); {still}") from error

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from rbd_train.biases import Definitions
-from rbd_train.detector import Detector
+from rbd_train.detector import Detector, check_trained_for
 from rbd_train.errors import UsageError
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
@@ -26,6 +26,7 @@ class ClassifierConfig:
         """Prepare; it computes what it says anew each time, so the ledger holds nothing of it."""
         if self.definitions not in ("all", "subset", "known"):
             raise UsageError(f"detector.definitions is {self.definitions!r}; choose all, subset or known")
+        check_trained_for(self.model, "classifier")
         return ClassifierDetector(
             resolve_model(self.model), self.name, cast(Definitions, self.definitions), self.batch_size
         )
@@ -44,9 +45,15 @@ class ClassifierDetector:
     def detect(self, cases: Sequence[Case]) -> list[Trace]:
         """Return one trace per case."""
         import torch
+        from transformers import AutoConfig
 
         tokenizer = load_tokenizer(self.model, reasoning=False)
         if self._module is None:
+            kinds = AutoConfig.from_pretrained(self.model, trust_remote_code=False).architectures or []
+            if not any(kind.endswith("ForSequenceClassification") for kind in kinds):
+                raise UsageError(
+                    f"{self.model} is {', '.join(kinds)}: it has no classifier's head, so a random one would be drawn"
+                )
             self._module = load_model(self.model, "float32", num_labels=2, pad_token_id=pad_id(tokenizer))
             self._module.train(False)
         encoded = [encode_context(tokenizer, detect_messages(case)) for case in cases]

@@ -1,6 +1,7 @@
 """Detectors: a prompt around an engine. The teacher is a detector whose engine is DeepSeek-R1."""
 
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -151,6 +152,7 @@ class DetectorConfig:
         sampling = Sampling(
             max_new_tokens=self.max_new_tokens, temperature=self.temperature, top_p=self.top_p, watch=("Yes", "No")
         )
+        check_trained_for(getattr(self.engine, "model", None), "reasoning" if self.thinks else "label")
         definitions = cast(Definitions, self.definitions)
         shots: list[Message] = []
         if self.shots:
@@ -160,6 +162,24 @@ class DetectorConfig:
             shots = shot_messages(chosen, self.shot_reasoning)
         engine = self.engine.open(ledger)
         return EngineDetector(engine, self.name, sampling, definitions, self.samples, shots, self.thinks)
+
+
+def check_trained_for(model: str | None, objective: str) -> None:
+    """Refuse a model whose card says that it was trained with another objective: its replies would mean nothing.
+
+    Raises:
+        UsageError: names the objective and the detector that reads it.
+    """
+    card = Path(model or "") / "README.md"
+    if not model or not card.is_file():
+        return
+    said = re.search(r"^\| objective \| (\w+) \|$", card.read_text(encoding="utf-8"), re.MULTILINE)
+    readers = {"reasoning": "trained", "label": "label", "classifier": "classifier"}
+    if said and said[1] in readers and said[1] != objective:
+        raise UsageError(
+            f"{model} was trained with objective={said[1]}, and this detector reads objective={objective}: "
+            f"use detector={readers[said[1]]}, or name another model"
+        )
 
 
 def _p_yes(watched: dict[str, float] | None) -> float | None:

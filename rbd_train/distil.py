@@ -19,7 +19,7 @@ from rbd_train.modelling import encode_context, load_model, load_tokenizer, plai
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
 from rbd_train.run import Run, world_size
-from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_schedule, check_settings
+from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_model, check_schedule, check_settings
 from rbd_train.training import log_to, own_optimizer
 from rbd_train.weights import DETECTORS, model_card, save
 
@@ -77,6 +77,7 @@ def check(cfg: DistilConfig) -> None:
 
     if cfg.model.lora_rank or cfg.model.four_bit:
         raise UsageError("distil trains every weight: set model.lora_rank=0 and model.four_bit=false")
+    check_model(cfg.model)
     check_schedule(cfg.trainer)
     check_settings(cfg.model, cfg.trainer, "reasoning", torch.cuda.is_available(), sharded())
     unused = [name for name in ("save_every", "eval_share", "padding_free", "liger") if getattr(cfg.trainer, name)]

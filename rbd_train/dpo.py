@@ -32,7 +32,7 @@ from rbd_train.modelling import (
 from rbd_train.records import Dropped, Preference, uniform
 from rbd_train.rewards import kl, report, rewards_of, rewards_table
 from rbd_train.run import Cell, Run, Table, world_size
-from rbd_train.settings import INNOCENT, ModelConfig, accumulation, check_schedule, told_settings
+from rbd_train.settings import INNOCENT, ModelConfig, accumulation, check_model, check_schedule, told_settings
 from rbd_train.store import fingerprint
 from rbd_train.tables import markdown
 from rbd_train.training import EAGER_SCORES, log_to, own_optimizer, report_speed, to_continue, train_to_the_end
@@ -96,6 +96,7 @@ class Pair(NamedTuple):
 @stage("dpo", DpoConfig)
 def main(cfg: DpoConfig, run: Run) -> float | None:
     """Render, drop what can't teach, train from ln 2 on, save, measure."""
+    check_model(cfg.model)
     check_schedule(cfg.trainer)
     train = run.read(Path(cfg.train) if cfg.train else run.output_of("preferences", "train.jsonl"), Preference)
     test = run.read(Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl"), Preference)
@@ -288,7 +289,7 @@ def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bo
         use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
         report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
         save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
-        remove_unused_columns=True,
+        remove_unused_columns=True, ddp_find_unused_parameters=False,
     )  # fmt: skip
     return on_one_gpu(args)
 

@@ -60,7 +60,8 @@ def plan_rank(shape: Shape, sharding: str, processes: int, gpu: bool) -> Plan:
     zero, halves = sharding.startswith("zero"), gpu and shape.bf16
     dtype = "bfloat16" if halves and zero else shape.dtype
     total, trained, constant = sizes(shape.config, shape.lora_rank, dtype, shape.classifies)
-    held = states(total, trained, dtype, sharding, processes, shape.four_bit)
+    quantized = in_four_bits(shape.config, total, trained) if shape.four_bit else 0
+    held = states(total, trained, dtype, sharding, processes, quantized)
     # FSDP keeps float32 shards and gathers them as bfloat16, so that autocast casts, and keeps, nothing
     computed = "bfloat16" if halves and sharding == "fsdp2" else dtype
     head = "labels" if shape.classifies else "tiles" if gpu else "whole"
@@ -110,7 +111,8 @@ def check_states(
     gpu = torch.cuda.is_available()
     total, trained, _ = sizes(config, lora_rank, dtype, classifies)
     working = "bfloat16" if gpu and bf16 and sharding.startswith("zero") else dtype
-    held = states(total, trained, working, sharding, processes, four_bit)
+    quantized = in_four_bits(config, total, trained) if four_bit else 0
+    held = states(total, trained, working, sharding, processes, quantized)
     here = min(processes, torch.cuda.device_count()) if gpu else processes
     room = gpu_memory() if gpu else psutil.virtual_memory().total // here
     need = held.weights + held.gradients + held.optimizer + (0 if gpu else held.host)
@@ -133,7 +135,13 @@ def gpu_memory() -> int:
     return int(torch.cuda.mem_get_info(int(os.environ.get("LOCAL_RANK", "0")))[1])
 
 
-def states(total: int, trained: int, dtype: str, sharding: str, processes: int, four_bit: bool = False) -> States:
+def in_four_bits(config: Any, total: int, trained: int) -> int:
+    """Count the parameters that bitsandbytes holds in 4 bits: all frozen ones but embedding and head."""
+    kept = config.vocab_size * config.hidden_size * (1 if config.tie_word_embeddings else 2)
+    return int(total - trained - kept)
+
+
+def states(total: int, trained: int, dtype: str, sharding: str, processes: int, quantized: int = 0) -> States:
     """Count the states of one rank.
 
     Args:
@@ -142,13 +150,11 @@ def states(total: int, trained: int, dtype: str, sharding: str, processes: int, 
         dtype: of the weights in the forward pass. Under ZeRO with mixed precision this is bfloat16.
         sharding: empty (one process), ddp, zero1, zero2, zero3, zero3_offload or fsdp2.
         processes: ranks.
-        four_bit: the frozen weights are held in 4 bits with their scales (4.5 bits in all).
+        quantized: parameters that are held in 4 bits with their scales (4.5 bits in all).
     """
     width = 4 if dtype == "float32" else 2
     shard = processes if sharding not in ("", "ddp") else 1
-    weights = width * total
-    if four_bit:
-        weights = round((total - trained) * 4.5 / 8) + width * trained
+    weights = round(quantized * 4.5 / 8) + width * (total - quantized)
     gradients, moments = width * trained, 8 * trained
     # DeepSpeed steps on a float32 copy of its shard in every dtype; so does MasterAdamW where weights are bfloat16
     masters = 4 * trained if sharding.startswith("zero") or width == 2 else 0

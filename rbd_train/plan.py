@@ -17,7 +17,7 @@ from rbd_train.errors import UsageError
 from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle
 from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
-from rbd_train.settings import OBJECTIVES, ModelConfig, TrainerConfig, accumulation
+from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_model, check_objective
 from rbd_train.throughput import PEAK
 from rbd_train.tracked_pass import sizes
 
@@ -59,8 +59,8 @@ def main(cfg: PlanConfig, run: Run) -> float | None:
         raise UsageError(f"gpu is {cfg.gpu!r}, whose speed isn't known; choose one of {', '.join(PEAK)}")
     if sharding and sharding not in LAUNCHES:
         raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
-    if cfg.objective not in OBJECTIVES:
-        raise UsageError(f"objective is {cfg.objective!r}; choose one of {', '.join(OBJECTIVES)}")
+    check_objective(cfg.objective)
+    check_model(cfg.model)
     accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus)
     shape = shape_of(cfg.model, cfg.trainer, cfg.objective, cfg.completion_tokens)
     shape, plan = settle(shape, sharding, cfg.gpus, cfg.gpu_gb * GIB)
@@ -130,9 +130,10 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
         )
     adapters = shape._replace(recompute=True, lora_rank=16, dtype="bfloat16")
     tried.append(("model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true", setting._replace(shape=adapters)))
+    alone = "" if setting.gpus == 1 else "ddp"  # 4-bit weights aren't sharded
     tried.append(
-        ("model.four_bit=true model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true launch=ddp",
-         Setting("ddp", setting.gpus, adapters._replace(four_bit=True)))
+        ("model.four_bit=true model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true"
+         f"{' launch=ddp' * bool(alone)}", Setting(alone, setting.gpus, adapters._replace(four_bit=True)))
     )  # fmt: skip
     more = setting.gpus * 2
     least = more * cfg.trainer.micro_batch

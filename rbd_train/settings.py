@@ -16,7 +16,7 @@ class ModelConfig:
     """The model to train."""
 
     path: str  # folder, hub name, `embedded` or `tiny`
-    dtype: str = "float32"  # of the weights while training; bfloat16 ones get float32 masters in the optimizer
+    dtype: str = "float32"  # of the weights: float32, or bfloat16 with float32 masters in the optimizer
     lora_rank: int = 0  # rank of low-rank adapters on all linear layers (PEFT); 0: train every weight
     lora_alpha: int = 32  # scale of the adapters: alpha / rank
     four_bit: bool = False  # hold the frozen base in 4 bits (QLoRA; needs bitsandbytes and a GPU)
@@ -29,15 +29,15 @@ class TrainerConfig:
     """How to train; defaults are the paper's (arXiv 2505.17100)."""
 
     learning_rate: float = 1e-5  # peak
-    epochs: float = 5.0
+    epochs: float = 5.0  # passes over the rows
     max_steps: int = -1  # optimizer steps; -1: what epochs give
     global_batch: int = 8  # rows per optimizer step, over all processes
     micro_batch: int = 1  # rows per process and forward pass; accumulation follows
     max_length: int = 4096  # tokens; a longer row is dropped and counted, never cut
     max_drop_share: float = 0.2  # stop where more rows than this share are too long
     warmup_share: float = 0.1  # of the optimizer steps
-    scheduler: str = "cosine"
-    weight_decay: float = 0.01
+    scheduler: str = "cosine"  # of the learning rate, by its name in transformers (linear, constant, ...)
+    weight_decay: float = 0.01  # AdamW's
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool | None = None  # recompute activations, to save memory; null: where a GPU's memory needs it
     group_by_length: bool = True  # batch rows of like length, to pad less
@@ -45,9 +45,7 @@ class TrainerConfig:
     liger: bool | None = None  # Liger's kernels; null: where they are installed and a GPU is at hand
     eval_share: float = 0.0  # share of the groups held back to measure the loss on
     eval_every: int = 20  # optimizer steps between those measurements
-    save_every: int = (
-        0  # optimizer steps between checkpoints that a killed run continues from; 0: on a signal and at the end
-    )
+    save_every: int = 0  # optimizer steps between a killed run's checkpoints; 0: on a signal and at the end
     log_every: int = 1  # optimizer steps
 
 
@@ -100,18 +98,36 @@ def check_schedule(settings: Any) -> None:
         raise UsageError(f"trainer.scheduler is {settings.scheduler!r}; choose one of {', '.join(known)}")
 
 
+def check_model(model: ModelConfig) -> None:
+    """Refuse a model's settings that no training can go by, before any file is read.
+
+    Raises:
+        UsageError: names the key, its value and what it may be.
+    """
+    if model.lora_rank < 0:
+        raise UsageError(f"model.lora_rank is {model.lora_rank}; it must be at least 1, or 0 to train every weight")
+    if model.lora_rank and model.lora_alpha < 1:
+        raise UsageError(f"model.lora_alpha is {model.lora_alpha}; it must be at least 1, since it scales the adapters")
+    if model.dtype not in ("float32", "bfloat16"):
+        raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
+
+
+def check_objective(objective: str) -> None:
+    """Refuse an objective that there isn't.
+
+    Raises:
+        UsageError: names those there are.
+    """
+    if objective not in OBJECTIVES:
+        raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
+
+
 def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, cuda: bool, sharding: str) -> None:
-    """Refuse what can't work before anything is loaded.
+    """Refuse what can't work on this machine or under this launch, before weights are loaded.
 
     Raises:
         UsageError: names the keys and the way out.
     """
-    if objective not in OBJECTIVES:
-        raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
-    if model.lora_rank < 0:
-        raise UsageError(f"model.lora_rank is {model.lora_rank}; it must be at least 1, or 0 to train every weight")
-    if model.dtype not in ("float32", "bfloat16"):
-        raise UsageError(f"model.dtype is {model.dtype!r}; choose float32 or bfloat16")
     if model.four_bit and not model.lora_rank:
         raise UsageError("model.four_bit=true freezes the base, so there is nothing to train: set model.lora_rank=16")
     if model.four_bit and (not cuda or importlib.util.find_spec("bitsandbytes") is None):

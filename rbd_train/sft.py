@@ -20,7 +20,16 @@ from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
 from rbd_train.run import Cell, Run, Table
-from rbd_train.settings import INNOCENT, ModelConfig, TrainerConfig, check_schedule, facts_of, told_settings
+from rbd_train.settings import (
+    INNOCENT,
+    ModelConfig,
+    TrainerConfig,
+    check_model,
+    check_objective,
+    check_schedule,
+    facts_of,
+    told_settings,
+)
 from rbd_train.store import fingerprint
 from rbd_train.training import held_out_loss, make_trainer, report_speed, to_continue, train_to_the_end
 from rbd_train.weights import DETECTORS, model_card, save
@@ -44,6 +53,8 @@ class SftConfig(BaseConfig):
 @stage("sft", SftConfig)
 def main(cfg: SftConfig, run: Run) -> float | None:
     """Render, show what carries loss, train, save, check."""
+    check_objective(cfg.objective)
+    check_model(cfg.model)
     check_schedule(cfg.trainer)
     paths = [Path(path) for path in cfg.train] or [run.output_of("curate", "train.jsonl")]
     examples = choose([example for path in paths for example in run.read(path, Example)], cfg.biases)
@@ -55,6 +66,9 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     run.table(rows_table({"train": rows} | ({"held back": held} if cfg.trainer.eval_share else {})))
     check_rows(rows, cfg.trainer.max_length, cfg.trainer.max_drop_share)
     check_held(held, cfg.trainer.eval_share, cfg.trainer.max_length)
+    if len({example.label for example in training}) == 1:
+        answer = "Yes" if training[0].label else "No"
+        run.say(f"warning: all {len(training)} rows are labelled {answer}: a detector can learn nothing but to say so")
     if cfg.objective != "classifier":
         run.say(preview(tokenizer, rows.kept[0]))
     checkpoints = run.folder / f"checkpoints-{key_of(cfg, run)}"
@@ -67,9 +81,9 @@ def main(cfg: SftConfig, run: Run) -> float | None:
     settings = told_settings(
         cfg.model, cfg.trainer, cfg.launch, objective=cfg.objective, biases=chosen, seed=cfg.seed
     )  # fmt: skip
-    card = model_card(
-        DETECTORS[cfg.objective], cfg.model.licence, cfg.model.path, run.inputs, settings, f"{len(rows.kept)} rows."
-    )
+    authors = sorted({example.trace.author for example in training if example.trace})
+    told = f"{len(rows.kept)} rows; traces by {', '.join(authors) or 'nobody'}."
+    card = model_card(DETECTORS[cfg.objective], cfg.model.licence, cfg.model.path, run.inputs, settings, told)
     save(trainer, tokenizer, source, cfg.model.path, cfg.model.dtype, card, run)
     report_speed(trainer, len(rows.kept), sum(len(r.input_ids) for r in rows.kept), run)
     if run.main:
@@ -170,7 +184,7 @@ def check_rows(rows: Rows, max_length: int, max_drop_share: float) -> None:
     total = len(rows.kept) + rows.too_long + rows.untrainable
     if not rows.kept:
         raise DataError(
-            f"sft: 0 of {total} rows are left; {rows.too_long} exceed trainer.max_length={max_length} tokens"
+            f"sft: 0 of {total} rows are left; {rows.too_long} exceed trainer.max_length={max_length} tokens: raise it"
         )
     if rows.too_long > max_drop_share * total:
         raise DataError(

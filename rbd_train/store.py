@@ -102,7 +102,7 @@ def read_rows(path: Path, kind: type[Row], encoding: str = "utf-8") -> list[Row]
             field = ".".join(str(part) for part in first["loc"]) or "(row)"
             found = "" if first["type"] == "json_invalid" else f", got {_short(first.get('input'))}"
             raise DataError(
-                f"{path}, line {number}, field {field}: {first['msg']}{found}; expected a {kind.__name__}"
+                f"{path}, line {number}, field {field}: {first['msg']}{found}; expected: {kind.__name__}"
             ) from error
     return rows
 
@@ -156,5 +156,6 @@ def _short(value: Any) -> str:
 def _sibling_hint(path: Path) -> str:
     if not path.parent.is_dir():
         return f" (there is no folder {path.parent})"
-    others = sorted(p.name for p in path.parent.iterdir() if p.is_file() and not p.name.startswith("."))[:6]
-    return f"; {path.parent} holds {', '.join(others) or 'no files'}"
+    others = sorted(p.name for p in path.parent.iterdir() if p.is_file() and not p.name.startswith("."))
+    more = f" and {len(others) - 6} more" * (len(others) > 6)
+    return f"; {path.parent} holds {', '.join(others[:6]) or 'no files'}{more}"

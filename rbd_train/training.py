@@ -139,6 +139,7 @@ def arguments(
         report_to="none", save_strategy="steps" if settings.save_every else "no",
         save_steps=settings.save_every or 1, save_total_limit=1,
         eval_strategy="steps" if evaluates else "no", eval_steps=settings.eval_every,
+        ddp_find_unused_parameters=False,
         disable_tqdm=not (main and sys.stderr.isatty()), dataset_kwargs={"skip_prepare_dataset": True},
         dataloader_pin_memory=cuda, remove_unused_columns=True, logging_nan_inf_filter=False,
     )  # fmt: skip
@@ -224,6 +225,12 @@ def to_continue(checkpoints: Path, facts: Mapping[str, Any], run: Run) -> Path |
     newest = newest_whole(checkpoints)
     for told in newest.passed_over:
         run.say(f"passed over {told}")
+    if newest.passed_over and newest.folder is None:
+        run.say("no whole checkpoint is left: training starts anew")
+    for other in sorted(set(run.folder.glob("checkpoints-*")) - {checkpoints}):
+        run.say(
+            f"{other} is of a training with other settings or rows; it is left there: remove it when it is done with"
+        )
     if newest.folder is not None:
         check_fits(newest.folder, facts)
         run.say(f"continuing from {newest.folder}")

@@ -54,6 +54,8 @@ def save(
         for leftover in PICKLED:
             (part / leftover).unlink(missing_ok=True)
         (part / "README.md").write_text(card, encoding="utf-8")
+        for path in part.rglob("*"):  # safetensors leaves 0600, which a server under another user can't read
+            path.chmod(0o755 if path.is_dir() else 0o644)
         shutil.rmtree(run.folder / "model", ignore_errors=True)
         os.replace(part, run.folder / "model")
 
@@ -208,7 +210,7 @@ tags: [{", ".join(kind.tags)}]
 ---
 # {kind.title}
 
-{kind.made} by [rbd_train] from `{base}` (licence of the base: {licence or "not known; see the base model"}).
+{kind.made} by rbd_train from `{base}` (licence of the base: {licence or "not known; see the base model"}).
 {kind.use}
 
 ## Data

@@ -11,6 +11,7 @@ import platform
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,10 +55,10 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     """Write the resolved config once and start workers on that file.
 
     Raises:
-        UsageError: no such launch file, or one that this machine can't run.
+        UsageError: no such launch file, one that this machine can't run, or a worker found a setting wrong.
         IncompleteError: the workers were told to stop and left a checkpoint.
         KeyboardInterrupt: Ctrl-C told them.
-        DataError: a worker failed.
+        DataError: a worker failed otherwise.
     """
     file = data_dir("launch") / f"{values['launch']}.yaml"
     known = sorted(path.stem for path in data_dir("launch").glob("*.yaml"))
@@ -74,6 +75,7 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
             run.say(f"removed {lock}: a killed build left it, and every later one would wait for it")
             lock.unlink(missing_ok=True)
         environment["TORCH_EXTENSIONS_DIR"] = str(builds)
+    started = time.time()
     keeps = name in ("sft", "dpo")  # these leave a checkpoint; what others have is in the ledger
     with stopping(run.folder / STOP_FILE, [*words, *worker], environment, keeps) as (process, asked):
         code = process.wait()
@@ -85,7 +87,10 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     if left:
         raise IncompleteError(told)
     if code:
-        raise DataError(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; see above")
+        wrote = manifest is not None and manifest["status"] == "failed" and manifest["finished"] >= started
+        reason = manifest["reason"].partition(": ")[2] if wrote and manifest else "see above"
+        kind = UsageError if code == 2 else DataError
+        raise kind(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; {reason}")
     return manifest["metric"] if manifest else None
 
 
@@ -129,12 +134,15 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
     # seconds that torch's launcher lets workers write a checkpoint after a SIGTERM of its own; its default is 30
     environment.setdefault("PET_SHUTDOWN_TIMEOUT", "3600")
     environment.setdefault("PYTHONWARNINGS", "ignore::FutureWarning")  # torch's own, once per rank and collective
+    # torch's launcher would give each worker one thread, whatever the cores; offload's optimizer runs on them
+    environment.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // (processes // here.number))))
+    launcher = [sys.executable, "-m", "rbd_train.launcher"]
     text = file.read_text(encoding="utf-8")
     if not gpus and "FSDP" in text:
         # on a CPU accelerate leaves FSDP out and trains under DDP, with the whole model in every process
         raise UsageError(f"launch={file.stem} needs a GPU, and none is seen here; ddp and zero1 to zero3 run on CPUs")
     if gpus or "DEEPSPEED" in text:
-        words = [sys.executable, "-m", "accelerate.commands.launch", "--config_file", str(file)]
+        words = [*launcher, "accelerate.commands.launch", "--config_file", str(file)]
         words += ["--num_processes", str(processes)]
         if here.number == 1:
             # a free port: two launches at once would both find the default one free, and wait in each other's store
@@ -149,7 +157,7 @@ def command(file: Path, processes: int | None, here: Machines) -> tuple[list[str
             environment |= {"DS_ACCELERATOR": "cpu"}
         return words, environment
     # `accelerate launch --cpu --num_processes 2` starts one process without saying so
-    words = [sys.executable, "-m", "torch.distributed.run", f"--nproc_per_node={processes // here.number}"]
+    words = [*launcher, "torch.distributed.run", f"--nproc_per_node={processes // here.number}"]
     if here.number == 1:
         return [*words, "--standalone"], environment
     words += [f"--nnodes={here.number}", f"--node_rank={here.rank}"]

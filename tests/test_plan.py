@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from rbd_train.memory import SPARE, Shape, buffers, model_config, plan_rank, settle, states
+from rbd_train.memory import SPARE, Shape, buffers, in_four_bits, model_config, plan_rank, settle, states
 from rbd_train.modelling import Rendered
 from rbd_train.run import Run
 from rbd_train.settings import ModelConfig, TrainerConfig
@@ -286,6 +286,17 @@ def test_layouts_are_counted_as_they_are_kept() -> None:
     assert offloaded.host == (4 + 4 + 12 + 4) * total // 8
     assert buffers("ddp", 8, total, total, "bfloat16") == 2 * total and buffers("ddp", 1, total, total, "bfloat16") == 0
     assert buffers("zero2", 8, total, 10**6, "bfloat16") == buffers("zero2", 1, total, total, "bfloat16") == 10**9
+
+
+def test_four_bits_are_of_linear_layers_alone() -> None:
+    """Bitsandbytes leaves embedding and head as they are: 2.2 GB of the 14B model."""
+    from rbd_train.config import compose
+
+    config = model_config(compose("sft", ["model=r1_qwen_14b"])["model"]["shape"], None)
+    total, trained, _ = sizes(config, 16, "bfloat16")
+    kept = 2 * 152064 * 5120
+    weights = states(total, trained, "bfloat16", "", 1, in_four_bits(config, total, trained)).weights
+    assert weights == round((total - trained - kept) * 4.5 / 8) + 2 * (trained + kept)
 
 
 def test_what_is_proposed_can_be_done(rbd: Callable[..., Any]) -> None:

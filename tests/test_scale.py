@@ -15,7 +15,9 @@ from typing import Any
 
 import psutil
 import pytest
+import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch.utils.file_baton import FileBaton
 
 from rbd_train import sft, workers
@@ -196,6 +198,12 @@ def test_a_classifier_is_trained_and_detects(rbd: Callable[..., Any], train_file
     assert said.code == 0, said.err
     said = rbd("detection", f"examples={train_file}", "detector=classifier", "name=c", "from=default")
     assert said.code == 0, said.err
+    for name, detector in (("x", "trained"), ("y", "label")):  # whose replies would mean nothing
+        said = rbd("detection", f"examples={train_file}", f"name={name}", f"detector={detector}", "from=default")
+        assert said.code == 2 and "objective=classifier" in said.err and "use detector=classifier" in said.err
+    said = rbd("detection", f"examples={train_file}", "name=z", "detector=classifier", "detector.model=tiny")
+    assert said.code == 2 and "no classifier's head" in said.err
+    assert all(path.stat().st_mode & 0o044 == 0o044 for path in Path("runs/default/sft/model").iterdir())
     verdicts = [json.loads(line) for line in Path("runs/c/detection/verdicts.jsonl").read_text().splitlines()]
     assert len(verdicts) == 43 and all(v["verdict"] is not None and v["thinking"] is None for v in verdicts)
     card = Path("runs/default/sft/model/README.md").read_text()
@@ -491,17 +499,43 @@ def test_a_trace_against_its_label_is_not_trained_on(rbd: Callable[..., Any], tm
     assert rbd(*words, "objective=label").code == 0  # which reads the label alone
 
 
-def test_cut_checkpoints_are_passed_over(tmp_path: Path) -> None:
-    for step in (5, 10, 15):
-        (tmp_path / f"checkpoint-{step}").mkdir()
-        (tmp_path / f"checkpoint-{step}" / "optimizer.pt").write_bytes(b"x" * 100)
-        if step != 15:
-            seal(tmp_path / f"checkpoint-{step}", {"step": step})
-    (tmp_path / "checkpoint-10" / "optimizer.pt").write_bytes(b"x" * 60)
+def test_damaged_checkpoints_are_passed_over(tmp_path: Path) -> None:
+    """Never sealed, cut, gone, of the right size but unreadable; somebody's own folder beside them is none."""
+    (tmp_path / "checkpoint-old").mkdir()
+    for step in (5, 10, 15, 20, 25, 30):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        torch.save({"step": torch.tensor(step)}, folder / "optimizer.pt")
+        save_file({"weight": torch.ones(3)}, folder / "model.safetensors")
+        if step != 30:
+            seal(folder, {"step": step})
+    size = (tmp_path / "checkpoint-25" / "optimizer.pt").stat().st_size
+    (tmp_path / "checkpoint-25" / "optimizer.pt").write_bytes(b"x" * 60)
+    (tmp_path / "checkpoint-20" / "optimizer.pt").unlink()
+    (tmp_path / "checkpoint-15" / "optimizer.pt").write_bytes(bytes(size))
+    weights = tmp_path / "checkpoint-10" / "model.safetensors"
+    weights.write_bytes(bytes(weights.stat().st_size))
     newest = newest_whole(tmp_path)
     assert newest.folder == tmp_path / "checkpoint-5"
-    assert [SEAL in newest.passed_over[0], "60 bytes, 100 were written" in newest.passed_over[1]] == [True, True]
+    told = (SEAL, f"60 bytes, {size} were written", "optimizer.pt is missing", "optimizer.pt has all its bytes",
+            "model.safetensors has all its bytes")  # fmt: skip
+    assert [words in said for words, said in zip(told, newest.passed_over, strict=True)] == [True] * 5
     assert newest_whole(tmp_path / "none").folder is None
+
+
+def test_a_training_of_other_settings_is_named(rbd: Callable[..., Any], train_file: Path) -> None:
+    """Its checkpoints stay, which takes room, and it isn't what the same name goes on with."""
+    left = Path("runs/default/sft/checkpoints-0123456789abcdef")
+    left.mkdir(parents=True)
+    said = rbd("sft", f"train=[{train_file}]", "model=tiny", "trainer.max_steps=1")
+    assert said.code == 0 and f"{left} is of a training with other settings" in said.out and left.is_dir()
+
+
+def test_a_worker_that_refuses_is_heard_without_a_traceback(train_file: Path, tmp_path: Path) -> None:
+    words = command(tmp_path, train_file, ("launch=ddp", "processes=2", "trainer.global_batch=3"))
+    done = subprocess.run(words, capture_output=True, text=True, check=False)
+    assert done.returncode == 2 and "Traceback" not in done.stderr, done.stderr
+    assert "trainer.global_batch=3 is no multiple of micro_batch x processes" in done.stderr.splitlines()[-1]
 
 
 def test_shards_of_another_world_are_refused(tmp_path: Path) -> None:
@@ -610,6 +644,7 @@ def test_what_these_machines_cant_launch_is_refused(
     [
         (("model.four_bit=true", "model.lora_rank=8"), "needs a GPU and the package bitsandbytes"),
         (("model.four_bit=true",), "set model.lora_rank=16"),
+        (("model.lora_rank=4", "model.lora_alpha=0"), "model.lora_alpha is 0"),  # adapters that scale to nothing
         (("objective=verdict",), "choose one of reasoning, label, classifier"),
         (("model.dtype=float16",), "choose float32 or bfloat16"),
         (("trainer.liger=true",), "needs a GPU and the package liger-kernel"),
