@@ -34,9 +34,7 @@ class CurateConfig(BaseConfig):
     definitions: str = "subset"  # which definitions training prompts list: all, subset (random distractors), known
     per_case: int = 1  # traces kept per case, at most
     leave_out: list[str] = field(default_factory=list)  # biases and judges never trained on, only tested on
-    near_twins: float | None = (
-        None  # leave out what shares so much (Jaccard, 0 to 1) with an earlier question's; null: keep
-    )
+    near_twins: float | None = None  # leave out what shares this much (Jaccard) with an earlier question; null: keep
     ngram: int = 13  # leave out questions that share so many words in a row with a test or held-out question
     parts: bool = False  # leave out traces that don't speak of a bias, the options and the judge (arXiv 2505.17100)
     balance: bool = False  # leave out what one label has more than the other, per bias

@@ -53,9 +53,7 @@ class DiscoverConfig(BaseConfig):
     margin: float = 0.01  # effect that is too small to count, as a share of the items
     looks: list[float] = field(default_factory=lambda: [0.2, 0.5, 1.0])  # shares of the items at which one looks
     max_candidates: int = 24  # candidates tested per round, those named most often first
-    shares: list[float] = field(
-        default_factory=lambda: [0.5, 0.25, 0.15, 0.1]
-    )  # discovery, selection, effect, benchmark
+    shares: list[float] = field(default_factory=lambda: [0.5, 0.25, 0.15, 0.1])  # of discovery, selection, effect, rest
     growth: float = 2.0  # factor by which a rewritten answer may grow or shrink
     same_length: bool = False  # cut rewritten answers to their old length
     rewrite_tokens: int = 2048  # tokens of a rewritten answer

@@ -40,9 +40,7 @@ class PairsConfig(BaseConfig):
 
     source: Any = None  # where questions or pairs come from
     bias: list[str] = field(default_factory=lambda: list(NAMES))  # biases to build; library:<file> takes a library's
-    rewriter: Any = (
-        None  # engine that writes a library's biases, and sentiment's tones, into answers (engine@rewriter=http)
-    )
+    rewriter: Any = None  # engine that writes a library's biases and sentiment's tones (engine@rewriter=http)
     rewrite_tokens: int = 2048  # tokens of a rewritten answer
     limit: int | None = None  # pairs per bias, drawn by id; null: all
     own: str | None = None  # file of a bias of one's own (data_gen/biases/own.py says what it holds), built as well

@@ -170,8 +170,7 @@ def check_trained_for(model: str | None, objective: str) -> None:
     Raises:
         UsageError: names the objective and the detector that reads it.
     """
-    card = Path(model or "") / "README.md"
-    if not model or not card.is_file():
+    if not model or not (card := Path(model) / "README.md").is_file():
         return
     said = re.search(r"^\| objective \| (\w+) \|$", card.read_text(encoding="utf-8"), re.MULTILINE)
     readers = {"reasoning": "trained", "label": "label", "classifier": "classifier"}

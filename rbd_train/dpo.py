@@ -52,15 +52,15 @@ class DpoTrainerConfig:
 
     beta: float = 0.1  # weight of the distance to the reference
     learning_rate: float = 1e-6  # peak
-    epochs: float = 1.0
+    epochs: float = 1.0  # passes over the pairs
     max_steps: int = -1  # optimizer steps; -1: what epochs give
     global_batch: int = 8  # pairs per optimizer step, over all processes
     micro_batch: int = 1  # pairs per process and forward pass; accumulation follows
     reference_batch: int = 8  # pairs per pass of the reference and of the measurement
     max_length: int = 2048  # tokens of prompt and longer answer; a longer pair is dropped and counted, never cut
     warmup_share: float = 0.1  # of the optimizer steps
-    scheduler: str = "cosine"
-    weight_decay: float = 0.0
+    scheduler: str = "cosine"  # of the learning rate, by its name in transformers (linear, constant, ...)
+    weight_decay: float = 0.0  # AdamW's
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool = False  # recompute activations in the backward pass, to save memory
     save_every: int = 0  # optimizer steps between a killed run's checkpoints; 0: on a signal and at the end

@@ -35,7 +35,7 @@ class PlanConfig(BaseConfig):
     gpus: int = 8  # over all machines; with more than one and no launch, ddp is meant
     gpu_gb: float = 80.0  # memory of one, in GiB
     host_gb: float = 1024.0  # memory of one machine, in GiB, for CPU offload
-    gpus_per_machine: int = 8
+    gpus_per_machine: int = 8  # they share its memory under CPU offload
     gpu: str = "H100"  # name of the GPU, for the time
     mfu: float = 0.35  # assumed share of its peak that training reaches
     rows: int = 1670  # training examples; the paper's number

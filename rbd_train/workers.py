@@ -87,8 +87,9 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     if left:
         raise IncompleteError(told)
     if code:
-        wrote = manifest is not None and manifest["status"] == "failed" and manifest["finished"] >= started
-        reason = manifest["reason"].partition(": ")[2] if wrote and manifest else "see above"
+        reason = "see above"
+        if manifest is not None and manifest["status"] == "failed" and manifest["finished"] >= started:
+            reason = manifest["reason"].partition(": ")[2]
         kind = UsageError if code == 2 else DataError
         raise kind(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; {reason}")
     return manifest["metric"] if manifest else None

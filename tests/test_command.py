@@ -1,5 +1,6 @@
 """The `rbd` command as a person types it: what it says, its exit codes (0 ok, 1 failed, 2 usage), what it leaves."""
 
+import dataclasses
 import functools
 import json
 import re
@@ -17,7 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from rbd_train.app import STAGES, BaseConfig, load_stage
-from rbd_train.config import build, compose, data_dir
+from rbd_train.config import build, compose, data_dir, field_help
 from rbd_train.errors import UsageError
 from tests.examples import example  # type: ignore[import-not-found]
 
@@ -64,11 +65,13 @@ def test_help_describes_every_key(rbd: Any, stage: str) -> None:
     said = rbd(stage, "--help")
     assert said.code == 0, said.err
     assert f"rbd {stage}" in said.out
-    described = dict(re.findall(r"^  ([\w.]+)(?:=\S*(?: \S+)*?)?\s{2,}(\S.*)$", said.out, re.MULTILINE))
     keys = set(OmegaConf.load(CONF / f"{stage}.yaml")) | set(OmegaConf.load(CONF / "base.yaml"))
     for key in keys - {"defaults"}:
         assert re.search(rf"^  {key}\b", said.out, re.MULTILINE), key
-    assert described
+    config = load_stage(stage).config
+    for kind in (config, *(f.type for f in dataclasses.fields(config) if dataclasses.is_dataclass(f.type))):
+        told = field_help(BaseConfig) | field_help(kind)  # a comment that the formatter has wrapped is none
+        assert not [f.name for f in dataclasses.fields(kind) if not told.get(f.name)]
 
 
 def test_help_lists_the_keys_of_what_is_chosen(rbd: Any) -> None:

@@ -531,6 +531,13 @@ def test_a_training_of_other_settings_is_named(rbd: Callable[..., Any], train_fi
     assert said.code == 0 and f"{left} is of a training with other settings" in said.out and left.is_dir()
 
 
+def test_rows_of_one_label_are_warned_of(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    write_rows(tmp_path / "one.jsonl", [example(number, True) for number in range(1, 9)])
+    said = rbd("sft", f"train=[{tmp_path / 'one.jsonl'}]", "model=tiny", "trainer.max_steps=1")
+    assert said.code == 0 and "warning: all 8 rows are labelled Yes" in said.out
+    assert "8 rows; traces by " in Path("runs/default/sft/model/README.md").read_text()
+
+
 def test_a_worker_that_refuses_is_heard_without_a_traceback(train_file: Path, tmp_path: Path) -> None:
     words = command(tmp_path, train_file, ("launch=ddp", "processes=2", "trainer.global_batch=3"))
     done = subprocess.run(words, capture_output=True, text=True, check=False)
