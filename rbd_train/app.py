@@ -1,12 +1,10 @@
 """The `rbd` command: `rbd <stage> key=value ...`, the frame around every stage, sweeps and launches."""
 
-import ast
 import contextlib
 import dataclasses
 import difflib
 import errno
 import importlib
-import importlib.util
 import io
 import os
 import sys
@@ -17,7 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rbd_train.config import build, choices, compose, compose_defaults, data_dir, field_help
+from rbd_train.config import build, compose, data_dir
 from rbd_train.errors import DataError, DryRun, IncompleteError, UsageError, printable
 from rbd_train.run import Run, rank, world_size
 from rbd_train.store import write_whole
@@ -191,7 +189,9 @@ def entry() -> None:
 
 def _dispatch(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
-        print(_overview())
+        from rbd_train.stage_help import overview
+
+        print(overview())
         return 0
     if words[0] == "--version":
         from rbd_train import __version__
@@ -207,8 +207,10 @@ def _dispatch(words: list[str]) -> int:
         run_stage(chosen, values, worker=True)
         return 0
     if {"-h", "--help"} & set(rest):
+        from rbd_train.stage_help import stage_help
+
         slots = [_name_engine_slot(chosen, word) for word in rest if _chooses(word)]
-        print(_stage_help(chosen, slots))
+        print(stage_help(chosen, slots))
         return 0
     sweep = bool({"-m", "--multirun"} & set(rest))
     show = "--cfg" in rest
@@ -241,63 +243,9 @@ def _name_engine_slot(chosen: Stage, word: str) -> str:
     return f"engine@{slots[0]}.{word}" if key == "engine" else f"{slots[0]}.{word}"
 
 
-def _overview() -> str:
-    lines = ["rbd <stage> key=value ...   (rbd <stage> --help lists the keys; -m sweeps over a,b,c)", ""]
-    lines += [f"  {name:<12} {_first_docline(module)}" for name, module in STAGES.items()]
-    return "\n".join(lines)
-
-
-def _first_docline(module: str) -> str:
-    spec = importlib.util.find_spec(module)
-    assert spec is not None and spec.origin is not None
-    return (ast.get_docstring(ast.parse(Path(spec.origin).read_text(encoding="utf-8"))) or "").split("\n", 1)[0]
-
-
 def _chooses(word: str) -> bool:
     """Tell whether a word chooses what stands in a slot, such as judge=planted: then the help lists its keys."""
     return "=" in word and (data_dir("conf") / word.split("=", 1)[0].split("@", 1)[0]).is_dir()
-
-
-def _stage_help(chosen: Stage, slots: Sequence[str]) -> str:
-    module = sys.modules[chosen.function.__module__]
-    lines = [(module.__doc__ or "").strip(), "", "Keys:"]
-    defaults = compose_defaults(chosen.name, slots)
-    helps = field_help(BaseConfig) | field_help(chosen.config)
-    for field in dataclasses.fields(chosen.config):
-        key = "from" if field.name == "from_" else field.name
-        value = defaults.get(key)
-        if isinstance(value, Mapping) and "_target_" in value:
-            group = key if (data_dir("conf") / key).is_dir() else "engine"
-            lines.append(f"  {key:<16} {helps.get(field.name, '')}; choices: {', '.join(choices(group))}")
-            lines += _slot_help(key, value)
-        elif dataclasses.is_dataclass(field.type) and isinstance(value, Mapping):
-            lines.append(f"  {key:<16} {helps.get(field.name, '')}")
-            inner = field_help(field.type)  # type: ignore[arg-type]
-            lines += [f"    {f'{key}.{k}={v}':<36} {inner.get(k, '')}" for k, v in value.items()]
-        else:
-            lines.append(f"  {f'{key}={value}':<38} {helps.get(field.name, '')}")
-    from rbd_train.sweep import SweepConfig
-
-    lines += ["", "With -m, a sweep:"]
-    lines += [
-        f"  {f'sweep.{f.name}={f.default}':<38} {field_help(SweepConfig)[f.name]}"
-        for f in dataclasses.fields(SweepConfig)
-    ]
-    return "\n".join(lines)
-
-
-def _slot_help(prefix: str, value: Mapping[str, Any]) -> list[str]:
-    from rbd_train.config import _locate
-
-    helps = field_help(_locate(str(value["_target_"])))
-    lines = []
-    for key, entry in value.items():
-        if isinstance(entry, Mapping) and "_target_" in entry:
-            lines.append(f"    {prefix}.{key}: engine; choices: {', '.join(choices('engine'))}")
-            lines += _slot_help(f"{prefix}.{key}", entry)
-        elif key != "_target_":
-            lines.append(f"    {f'{prefix}.{key}={entry}':<36} {helps.get(key, '')}")
-    return lines
 
 
 def _yaml(values: Mapping[str, Any]) -> str:

@@ -67,7 +67,7 @@ def slot(word: str, *overrides: str) -> Any:
     """
     group = word.split("=", 1)[0]
     values = compose("base", [f"+{word}", *overrides])[group]
-    return build(_locate(str(values["_target_"])), values, f"{group}.")
+    return build(locate(str(values["_target_"])), values, f"{group}.")
 
 
 def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
@@ -88,7 +88,7 @@ def build(kind: type, values: Mapping[str, Any], prefix: str = "") -> Any:
     slots = {}
     for key, value in values.items():
         if isinstance(value, Mapping) and "_target_" in value:
-            slots[key] = build(_locate(str(value["_target_"])), value, f"{prefix}{key}.")
+            slots[key] = build(locate(str(value["_target_"])), value, f"{prefix}{key}.")
         else:
             _refuse_misread(f"{prefix}{_typed(key)}", hints[key], value)
     try:
@@ -137,7 +137,12 @@ def choices(group: str) -> list[str]:
     return sorted(path.stem for path in (data_dir("conf") / group).glob("*.yaml"))
 
 
-def _locate(target: str) -> type:
+def locate(target: str) -> type:
+    """Import the config dataclass that a `_target_` names.
+
+    Raises:
+        UsageError: it can't be imported or is no dataclass.
+    """
     module, _, name = target.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
