@@ -15,12 +15,15 @@ rbd benchmark $run source=preference source.path="$DATA/judge_bench.parquet" $ju
 # pairs to train on; the held-out ones are rewritten with other templates
 rbd preferences $run $pairs limit=${PAIRS:-200} engine@rewriter=rules rewriter.templates=train \
   engine@held_out_rewriter=rules held_out_rewriter.templates=test
-# plain DPO and DPO with biases written in, three seeds
+# plain DPO and DPO with biases written in, three seeds; the latter has more rows and so more steps: plain DPO with as many
 train="from=${NAME:-discovery} model.dtype=bfloat16 trainer.learning_rate=5e-6 trainer.max_length=640 trainer.micro_batch=2"
 for seed in 0 1 2; do
   rbd dpo name=plain-$seed $train seed=$seed plain_only=true
   rbd dpo name=augmented-$seed $train seed=$seed
+  steps=$(wc -l < runs/augmented-$seed/dpo/losses.jsonl)
+  rbd dpo name=longer-$seed $train seed=$seed plain_only=true trainer.max_steps=$steps
 done
 # before and after: the models as prompted judges in both orders, and the implicit reward (PROMPTED=false: that alone)
-rbd before_after $run $judge "runs=[plain-0,augmented-0,plain-1,augmented-1,plain-2,augmented-2]" prompted=${PROMPTED:-true}
+runs=plain-0,augmented-0,longer-0,plain-1,augmented-1,longer-1,plain-2,augmented-2,longer-2
+rbd before_after $run $judge "runs=[$runs]" prompted=${PROMPTED:-true}
 rbd report $run
