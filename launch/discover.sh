@@ -15,7 +15,7 @@ rbd benchmark $run source=preference source.path="$DATA/judge_bench.parquet" $ju
 # pairs to train on; the held-out ones are rewritten with other templates
 rbd preferences $run $pairs limit=${PAIRS:-200} engine@rewriter=rules rewriter.templates=train \
   engine@held_out_rewriter=rules held_out_rewriter.templates=test
-# plain DPO and DPO with biases written in, three seeds; the latter has more rows and so more steps: plain DPO with as many
+# plain DPO and DPO with biases written in, three seeds; the latter has more rows, so a longer plain DPO has its steps
 train="from=${NAME:-discovery} model.dtype=bfloat16 trainer.learning_rate=5e-6 trainer.max_length=640 trainer.micro_batch=2"
 for seed in 0 1 2; do
   rbd dpo name=plain-$seed $train seed=$seed plain_only=true
