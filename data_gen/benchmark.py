@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from data_gen.biases.rewrite import Task, rewrite
+from data_gen.biases.rewrite import Task, check_amounts, rewrite
 from data_gen.biases.trial import item_of, with_wrong
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import read_library
@@ -28,11 +28,12 @@ from rbd_train.engine import Engine
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
 from rbd_train.metrics import Rate, fleiss_kappa, mean_rate
-from rbd_train.records import Bias, BiasPair, Dropped, Hardened, Item, Judgement, Placed, uniform
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.records import Bias, BiasPair, Dropped, Hardened, Item, Judgement, Placed, Question, uniform
+from rbd_train.run import Cell, Run, Table
+from rbd_train.sources import with_two_answers
 from rbd_train.sources.table import table_rows
 from rbd_train.store import fingerprint, write_whole
-from rbd_train.tables import plain_cell
+from rbd_train.tables import counted, plain_cell
 
 JUDGES = ("judge", "second_judge", "third_judge")
 VERDICTS = ("A", "B", "neither", "unclear")
@@ -44,7 +45,7 @@ class BenchmarkConfig(BaseConfig):
 
     source: Any = None  # preference pairs
     library: str | None = None  # bias library; default: the output of stage discover
-    parts: str | None = None  # what discovery used its items for; default: of stage discover, where it ran
+    parts: str | None = None  # what discovery used its items for; default: parts.jsonl beside the library, if any
     rewriter: Any = None  # engine that writes biases into wrong answers
     judge: Any = None  # first judge of the adversarial filter
     second_judge: Any = None  # another one, or null
@@ -62,23 +63,26 @@ class BenchmarkConfig(BaseConfig):
 @stage("benchmark", BenchmarkConfig)
 def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     """Take items that discovery left alone, write biases in, filter, export; with reviews, keep what people confirm."""
+    check_amounts(cfg.limit, cfg.growth)
+    judges = judges_of(cfg)
     path = Path(cfg.library) if cfg.library else run.output_of("discover", "library.jsonl")
     library = [bias for bias in read_library(path) if bias.operator is not None]
     run.note_input(path, len(library))
-    loaded = cfg.source.load(cfg.seed)
+    loaded = with_two_answers(cfg.source.load(cfg.seed))
     for file in [*loaded.files, *cfg.reviews]:
         run.note_input(Path(file))
-    taken = used(cfg.parts, run)
+    taken = used(cfg.parts, path, run)
     questions = [question for question in loaded.questions if question.group not in taken]
+    left_out = loaded.left_out | {"used by discovery": len(loaded.questions) - len(questions)}
     chosen = sorted(questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
-    items = [item_of(question, "pairwise") for question in chosen if question.wrong is not None]
+    items = [item_of(question, "pairwise") for question in chosen]
     if not items or not library:
         raise DataError(f"benchmark: {len(items)} items, {len(library)} biases with an operator: nothing to harden")
     with cfg.rewriter.open(run.ledger) as writer:
         hardened, dropped = variants(
             items, library, writer, cfg.variants, cfg.rewrite_tokens, cfg.growth, cfg.same_length
         )
-    judges = judges_of(cfg)
+        run.facts["rewriter_calls"] = writer.calls
     by_id = {item.id: item for item in items}
     wrong = {config.name: fooled_by(config, by_id, hardened, run) for config in judges}
     kept, more = filtered(hardened, wrong, cfg.fooled, cfg.per_item)
@@ -89,12 +93,13 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     run.write("pairs.jsonl", [pair_of(row, by_id[row.original_id]) for row in final])
     run.write("dropped.jsonl", [*dropped, *more, *rejected])
     if run.main:
-        write_whole(run.folder / "benchmark.csv", as_csv(final))
+        write_whole(run.folder / "benchmark.csv", as_csv(final, {question.id: question for question in chosen}))
         write_whole(run.folder / "review.csv", review_sheet(kept))
     for file in ("benchmark.csv", "review.csv"):
         run.note_output(file)
     run.facts |= {"licence": loaded.licence, "reviewers": len(reviews), "filter": run.facts.get("filter", {})}
-    run.table(filter_table(hardened, kept, final, wrong, [*dropped, *more, *rejected], agreement))
+    lost = [*dropped, *more, *rejected]
+    run.table(filter_table(hardened, kept, final, wrong, lost, left_out, told_agreement(agreement, len(reviews))))
     stays = {row.id for row in final}
     share = mean_rate([float(row.id in stays) for row in hardened], [row.group for row in hardened])
     run.figure("benchmark.kept", share)
@@ -122,13 +127,14 @@ def judges_of(cfg: BenchmarkConfig) -> list[Any]:
     return judges if cfg.fooled else []
 
 
-def used(path: str | None, run: Run) -> set[str]:
-    """Return the groups that discovery used to find, choose or measure a bias: none of them may be in the benchmark."""
-    if path is None:
-        manifest = read_manifest(run.root / run.source / "discover")
-        if manifest is None:
-            return set()
-        path = str(run.output_of("discover", "parts.jsonl"))
+def used(path: str | None, library: Path, run: Run) -> set[str]:
+    """Return the groups that discovery used to find, choose or measure a bias: none of them may be in the benchmark.
+
+    Discovery leaves the file beside its library; a library of one's own has none.
+    """
+    if path is None and not (library.parent / "parts.jsonl").is_file():
+        return set()
+    path = path or str(library.parent / "parts.jsonl")
     return {row.group for row in run.read(Path(path), Placed) if row.part != "benchmark"}
 
 
@@ -279,19 +285,27 @@ def confirmed(
     return kept, fleiss_kappa(table), dropped
 
 
-def as_csv(rows: Sequence[Hardened]) -> str:
-    """Write JudgeBench's columns, and the injected bias."""
+def as_csv(rows: Sequence[Hardened], originals: Mapping[str, Question]) -> str:
+    """Write JudgeBench's columns, and the injected bias; what the set that was hardened doesn't tell is empty."""
     buffer = io.StringIO()
-    columns = ("id", "original_id", "question", "response_A", "response_B", "label", "injected_bias", "domain")
+    columns = (
+        "pair_id", "original_id", "source", "question", "response_model", "response_A", "response_B", "label", "domain",
+        "injected_bias",
+    )  # fmt: skip
     writer = csv.DictWriter(buffer, columns, lineterminator="\n", extrasaction="ignore")
     writer.writeheader()
-    writer.writerows(row.model_dump() for row in rows)
+    for row in rows:
+        stored = originals[row.original_id].meta
+        told = {name: stored.get(name, "") for name in ("source", "response_model")}
+        told["original_id"] = stored.get("original_id", row.original_id)
+        writer.writerow({**row.model_dump(), "pair_id": row.id, **told})
     return buffer.getvalue()
 
 
 def filter_table(
     hardened: Sequence[Hardened], kept: Sequence[Hardened], final: Sequence[Hardened],
-    wrong: Mapping[str, Mapping[str, bool | None]], dropped: Sequence[Dropped], agreement: Rate,
+    wrong: Mapping[str, Mapping[str, bool | None]], dropped: Sequence[Dropped], left_out: Mapping[str, int],
+    agreement: str,
 ) -> Table:  # fmt: skip
     """Count variants per bias through the filter, with the share that fools each judge."""
     rows: list[tuple[Cell, ...]] = []
@@ -301,15 +315,27 @@ def filter_table(
         cells = [mean_rate([float(said[row.id] is True) for row in own], groups) for said in wrong.values()]
         stays = [sum(bias in ("all", row.injected_bias) for row in part) for part in (kept, final)]
         rows.append((bias, len(own), *cells, *stays))
-    counts = Counter(row.reason for row in dropped)
-    told = ", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing"
-    kappa = "no reviews" if agreement.n == 0 else f"Fleiss' kappa over {agreement.n} items: {agreement.value}"
-    note = (
-        f"Fooled: wrong in both orders, and not so on the plain item. Dropped: {told}. {kappa}. The set was chosen "
-        "against these judges, so that their error on it is no estimate of anything; compare others."
+    lost = counted(Counter(row.reason for row in dropped))
+    chosen = (
+        "Fooled: wrong in both orders, and not so on the plain item. The set was chosen against these judges, so that "
+        "their error on it is no estimate of anything; compare others."
     )
+    note = (
+        f"Rows left out of the source: {counted(left_out)}. Dropped: {lost}. {agreement}. "
+        + (chosen if wrong else "No judge chose: fooled=0.")
+    )  # fmt: skip
     columns = ("bias", "variants", *(f"fools {name}" for name in wrong), "after the filter", "final")
     return Table(name="benchmark", title="The hardened set", columns=columns, rows=tuple(rows), note=note)
+
+
+def told_agreement(agreement: Rate, reviewers: int) -> str:
+    """Say how far the reviewers agree, or why that can't be said."""
+    if not reviewers:
+        return "No reviews"
+    if not agreement.n:
+        return f"Fleiss' kappa: no variant was reviewed by all {reviewers} reviewers"
+    told = "undefined, since all verdicts are the same" if agreement.value is None else f"{agreement.value:.3f}"
+    return f"Fleiss' kappa over {agreement.n} variants: {told}"
 
 
 def _wrong(judged: Sequence[Judgement], item: Item) -> bool | None:

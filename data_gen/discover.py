@@ -27,7 +27,7 @@ from rbd_train.metrics import Rate, mean_rate, paired_difference
 from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Bias, Candidate, Evidence, Item, Judgement, Outcome, Placed, Probe, Question, uniform
 from rbd_train.run import Run
-from rbd_train.sources import Loaded
+from rbd_train.sources import Loaded, with_two_answers
 from rbd_train.sources.preference import label_balance
 from rbd_train.tables import declared
 
@@ -75,7 +75,7 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
         rows = [*found.library[len(library) :], SHAM]
         effects = trial.probe([(item, bias) for bias in rows for item in parts["effect"]], "effect")
     teacher = str(writer.identity["model"])
-    library = with_evidence(found.library, effects, found.candidates, judge.name, teacher)
+    library = with_evidence(found.library, effects, found.candidates, judge.name, teacher, trial.mode)
     run.facts |= {"judge": judge.name, "rewriter": teacher, "licence": " and ".join(each.licence for each in loaded)}
     run.facts |= {"judge_calls": judge.engine.calls, "rewriter_calls": writer.calls, "stop": found.stop}
     run.facts["planted"] = getattr(judge, "planted", {})
@@ -89,18 +89,18 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     tables = [
         rounds_table(found.rounds, found.stop, sum((Counter(each.left_out) for each in loaded), Counter())),
         candidates_table(found.candidates, found.probes, plan, sizes["selection"], effects, rounds),
-        effects_table(accepted, effects),
+        effects_table(accepted, effects, trial.mode),
         calls_table(found.rounds, found.candidates, sizes, cfg.deeper, judge.engine.calls, writer.calls),
     ]
     for table in tables:
         run.table(table.model_copy(update={"note": f"{declared(judge)}. Teacher: {teacher}. {table.note}"}))
-    headline(run, accepted, len(library), effects)
+    headline(run, accepted, len(library), effects, trial.mode)
     return float(len(rows) - 1)
 
 
 def load(cfg: DiscoverConfig, run: Run) -> list[Loaded]:
     """Load the set to discover on and, where it is another one, the set to test on; note and describe them."""
-    loaded = [source.load(cfg.seed) for source in (cfg.source, cfg.test_source) if source is not None]
+    loaded = [with_two_answers(source.load(cfg.seed)) for source in (cfg.source, cfg.test_source) if source is not None]
     for file in [*(file for each in loaded for file in each.files), *([cfg.seeds] if cfg.seeds else [])]:
         run.note_input(Path(file))
     for each in loaded:
@@ -111,7 +111,7 @@ def load(cfg: DiscoverConfig, run: Run) -> list[Loaded]:
     return [*loaded[:-1], loaded[-1]._replace(questions=rest, left_out=loaded[-1].left_out | shared)]
 
 
-def headline(run: Run, accepted: Sequence[Bias], known: int, effects: Sequence[Probe]) -> None:
+def headline(run: Run, accepted: Sequence[Bias], known: int, effects: Sequence[Probe], mode: Mode) -> None:
     """Keep the figures: how many biases, each one's effect, and the error without and with them on the effect items."""
     run.figure("discover.accepted", Rate(value=float(len(accepted)), n=known))
     for bias in accepted:
@@ -120,7 +120,7 @@ def headline(run: Run, accepted: Sequence[Bias], known: int, effects: Sequence[P
         run.figure(f"discover.effect.{bias.id}", effect)
     ids = {bias.id for bias in accepted}
     own = [probe for probe in effects if probe.bias in ids and probe.fault is None]
-    for kind in ("plain", "biased"):
+    for kind in ("biased",) if mode == "pointwise" else ("plain", "biased"):
         wrong = [float(getattr(probe, kind) is not True) for probe in own]
         run.figure(f"discover.error_{kind}", mean_rate(wrong, [probe.group for probe in own]))
 
@@ -160,7 +160,7 @@ def split(sets: Sequence[Sequence[Question]], mode: Mode, shares: Sequence[float
     every = [question for questions in sets for question in questions]
     for question in sorted(every, key=lambda q: uniform("turn", seed, q.id)):
         part = part_of[question.group]
-        if question.wrong is None or (part != "discovery" and question.group in taken):
+        if part != "discovery" and question.group in taken:
             continue
         taken.add(question.group)
         parts[part].append(item_of(question, mode))
@@ -345,8 +345,9 @@ def larger_error(probes: Sequence[Probe]) -> tuple[bool, str]:
 
 
 def with_evidence(
-    library: Sequence[Bias], probes: Sequence[Probe], candidates: Sequence[Candidate], judge: str, writer: str
-) -> list[Bias]:
+    library: Sequence[Bias], probes: Sequence[Probe], candidates: Sequence[Candidate], judge: str, writer: str,
+    mode: Mode,
+) -> list[Bias]:  # fmt: skip
     """Write into each accepted bias what the effect items showed: items that had no part in choosing it."""
     chosen = {c.bias.id: c for c in candidates if c.fate == "accepted"}
     done = []
@@ -361,7 +362,8 @@ def with_evidence(
             judge=judge, n=counts.n, harm=counts.harm, gain=counts.gain,
             effect=rate.value, low=rate.low, high=rate.high,
             p=chosen[bias.id].p, looks=chosen[bias.id].looks,
-            error_plain=sum(x.plain is not True for x in own) / len(own),
+            # a score by itself is neither right nor wrong: only its rise is
+            error_plain=None if mode == "pointwise" else sum(x.plain is not True for x in own) / len(own),
             error_biased=sum(x.biased is not True for x in own) / len(own),
             unreadable=sum(x.biased is None for x in own),
         )  # fmt: skip

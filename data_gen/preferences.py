@@ -1,7 +1,7 @@
 """Make preference pairs to train on: plain ones, and ones whose rejected answer has a bias of a library written in.
 
 In: a preference set (conf/source), a bias library. Out: `train.jsonl`, `test.jsonl` (Preference, TRL's conversational
-form), `dropped.jsonl` (Dropped).
+form), `dropped.jsonl` (Dropped). Questions, splits and biases are drawn by the rows' ids: `seed` changes none of them.
 
     rbd preferences source=preference source.path=pairs.parquet library=runs/default/discover/library.jsonl
     rbd preferences mix=0
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from data_gen.biases.rewrite import Task, rewrite
+from data_gen.biases.rewrite import Task, check_amounts, rewrite
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import read_library
 from rbd_train.engine import Engine
@@ -21,6 +21,7 @@ from rbd_train.errors import DataError, UsageError
 from rbd_train.metrics import mean_rate
 from rbd_train.records import Bias, Dropped, Preference, Question, Split, Turn, uniform
 from rbd_train.run import Cell, Run, Table
+from rbd_train.sources import with_two_answers
 from rbd_train.store import fingerprint, unique
 from rbd_train.tables import counted
 
@@ -45,27 +46,31 @@ def main(cfg: PreferencesConfig, run: Run) -> float | None:
     """Load, split by question, write biases in, drop what is double or failed, write."""
     if not 0 <= cfg.mix <= 1 or not 0 <= cfg.test_share < 1:
         raise UsageError(f"mix is {cfg.mix} (0 to 1), test_share is {cfg.test_share} (0 to below 1)")
+    check_amounts(cfg.limit, cfg.growth)
     path = Path(cfg.library) if cfg.library else run.output_of("discover", "library.jsonl")
     library = [bias for bias in read_library(path) if bias.operator is not None]
     if not library:
         raise DataError(f"{path}: no bias has an operator, so none can be written into an answer")
     run.note_input(path, len(library))
-    loaded = cfg.source.load(cfg.seed)
+    loaded = with_two_answers(cfg.source.load(cfg.seed))
     for file in loaded.files:
         run.note_input(Path(file))
     run.facts |= {"licence": loaded.licence}
     chosen = sorted(loaded.questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
+    source = getattr(cfg.source, "format", None) or Path(loaded.files[0] if loaded.files else "generated").stem
     held = held_out(chosen, cfg.test_share)
-    train, dropped = pairs_of([q for q in chosen if q.group not in held], "train", loaded.licence)
-    test, more = pairs_of([q for q in chosen if q.group in held], "test", loaded.licence)
+    train, dropped = pairs_of([q for q in chosen if q.group not in held], "train", loaded.licence, source)
+    test, more = pairs_of([q for q in chosen if q.group in held], "test", loaded.licence, source)
     dropped += more
     mixed = sorted(train, key=lambda p: uniform("mix", p.id))[: round(cfg.mix * len(train))]
     with cfg.rewriter.open(run.ledger) as engine:
         written, faults = augmented(balanced(mixed, library), engine, cfg.rewrite_tokens, cfg.growth)
         train, dropped = train + written, dropped + faults
+        run.facts["rewriter_calls"] = engine.calls
     with (cfg.held_out_rewriter or cfg.rewriter).open(run.ledger) as engine:
         written, faults = augmented([(p, b) for b in library for p in test], engine, cfg.rewrite_tokens, cfg.growth)
         test, dropped = test + written, dropped + faults
+        run.facts["held_out_rewriter_calls"] = engine.calls
     if not train:
         raise DataError(f"preferences: no training pair is left of {len(chosen)} questions")
     run.write("train.jsonl", unique(train, "id", "preferences"))
@@ -91,7 +96,9 @@ def held_out(questions: Sequence[Question], share: float) -> set[str]:
     return drawn | {group for group, splits in said.items() if splits == {"test"}}
 
 
-def pairs_of(questions: Sequence[Question], split: Split, licence: str) -> tuple[list[Preference], list[Dropped]]:
+def pairs_of(
+    questions: Sequence[Question], split: Split, licence: str, source: str
+) -> tuple[list[Preference], list[Dropped]]:
     """Make plain pairs; one whose question and answers were there before is dropped."""
     seen: set[str] = set()
     pairs, dropped = list[Preference](), list[Dropped]()
@@ -99,16 +106,16 @@ def pairs_of(questions: Sequence[Question], split: Split, licence: str) -> tuple
         key = fingerprint(
             [" ".join(text.split()) for text in (question.question, question.right, question.wrong or "")]
         )
-        if question.wrong is None or key in seen:
-            reason = "no wrong answer" if question.wrong is None else "duplicate"
-            dropped.append(Dropped(case_id=question.id, bias="", group=question.group, sample=None, reason=reason))
+        assert question.wrong is not None
+        if key in seen:
+            dropped.append(Dropped(case_id=question.id, bias="", group=question.group, sample=None, reason="duplicate"))
             continue
         seen.add(key)
         pairs.append(
             Preference(
                 id=question.id, prompt=(Turn(role="user", content=question.question),),
                 chosen=(Turn(role="assistant", content=question.right),),
-                rejected=(Turn(role="assistant", content=question.wrong),), source=question.id.partition("-")[0],
+                rejected=(Turn(role="assistant", content=question.wrong),), source=source,
                 split=split, group=question.group, domain=question.domain, provenance={"licence": licence},
             )
         )  # fmt: skip

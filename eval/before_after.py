@@ -59,20 +59,23 @@ def main(cfg: BeforeAfterConfig, run: Run) -> float | None:
     path = Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl")
     pairs = run.read(path, Preference)
     rewards = {name: run.read(run.output_of("dpo", "rewards.jsonl", name), Reward) for name in cfg.runs}
+    compared, base = arms(run, cfg.runs), base_of(run, cfg.runs)
     implicit = implicit_rows(pairs, rewards)
     prompted: dict[str, list[Row]] = {}
     if cfg.prompted:
         judgements = []
-        for name, model in models(run, cfg.runs).items():
+        models = {"base": resolve_model(base)} | {name: str(run.root / name / "dpo" / "model") for name in cfg.runs}
+        for name, model in models.items():
             decided = ask(cfg.judge, name, model, pairs, run)
             both = zip(pairs, decided, strict=True)
             prompted[name] = [Row(pair, j.right(gold_of(pair))) for pair, judged in both for j in judged]
             judgements += [judgement for judged in decided for judgement in judged]
         run.write("judgements.jsonl", judgements)
-    compared = arms(run, cfg.runs)
     for title, methods in (("prompted", prompted), ("implicit", implicit)):
         if methods:
-            run.table(errors_table(title, methods))
+            run.table(errors_table(title, methods, base))
+            if any(row.right is None for rows in methods.values() for row in rows):
+                run.table(readable_table(title, methods))
             run.table(changes_table(title, methods, compared))
             if any(len(names) > 1 for names in compared.values()):
                 run.table(seeds_table(title, methods, compared))
@@ -83,21 +86,20 @@ def main(cfg: BeforeAfterConfig, run: Run) -> float | None:
     return error(implicit[cfg.runs[-1]]).value
 
 
-def models(run: Run, names: Sequence[str]) -> dict[str, str]:
-    """Return the base and each run's trained model.
+def base_of(run: Run, names: Sequence[str]) -> str:
+    """Return what all runs began with.
 
     Raises:
-        DataError: the runs did not begin with the same model.
+        DataError: they did not begin with the same model.
     """
-    found, bases = dict[str, str](), dict[str, str]()
+    bases = dict[str, str]()
     for name in names:
         manifest = read_manifest(run.root / name / "dpo")
         assert manifest is not None  # its rewards were read
         bases[name] = manifest["config"]["model"]["path"]
-        found[name] = str(run.root / name / "dpo" / "model")
     if len(set(bases.values())) > 1:
         raise DataError(f"before_after: the runs began with other models: {bases}; compare runs of one base")
-    return {"base": resolve_model(next(iter(bases.values())))} | found
+    return next(iter(bases.values()))
 
 
 def arms(run: Run, names: Sequence[str]) -> dict[str, list[str]]:
@@ -179,7 +181,7 @@ def parts(rows: Sequence[Row]) -> dict[str, list[Row]]:
     return {name: part for name, part in found.items() if part}
 
 
-def errors_table(title: str, methods: Methods) -> Table:
+def errors_table(title: str, methods: Methods, base: str) -> Table:
     """Show the error of every model, without and with a bias, per bias and domain."""
     split = {name: parts(rows) for name, rows in methods.items()}
     first = next(iter(split.values()))
@@ -193,7 +195,24 @@ def errors_table(title: str, methods: Methods) -> Table:
         "so that its own log-probabilities stand beside.",
     }[title]
     columns = ("pairs", "rows", *methods, "unreadable, all models")
-    return Table(name=f"before_after_{title}", title=f"Error, {title}", columns=columns, rows=tuple(rows), note=told)
+    note = f"{told} All began with {base}."
+    return Table(name=f"before_after_{title}", title=f"Error, {title}", columns=columns, rows=tuple(rows), note=note)
+
+
+def readable_table(title: str, methods: Methods) -> Table:
+    """Show the error of every model over the replies that can be read alone, with the share that can."""
+    split = {name: parts(rows) for name, rows in methods.items()}
+    rows: list[tuple[Cell, ...]] = []
+    for part in next(iter(split.values())):
+        cells: list[Cell] = []
+        for found in split.values():
+            read = [row for row in found[part] if row.right is not None]
+            cells += [error(read), len(read) / len(found[part])]
+        rows.append((part, *cells))
+    columns = ("pairs", *(word for name in methods for word in (name, f"{name}: coverage")))
+    note = "Replies that can't be read are left out; models that are read less often are not compared on equal rows."
+    name, told = f"before_after_{title}_readable", f"Error over readable replies, {title}"
+    return Table(name=name, title=told, columns=columns, rows=tuple(rows), note=note)
 
 
 def changes_table(title: str, methods: Methods, compared: Arms) -> Table:
@@ -220,6 +239,11 @@ def changes_table(title: str, methods: Methods, compared: Arms) -> Table:
     note = (
         "A negative change is fewer errors. Tests and intervals go by question, however many rows it has. Holm: over "
         "the rows plain and with a bias, and over those per bias and domain."
+        + (
+            " The base's row asks another thing, its own log-probability: a change from it is no gain of training."
+            if title == "implicit"
+            else ""
+        )
         + (f" Each arm is {seeds} runs that differ in their seed, paired seed by seed." if seeds > 1 else "")
     )
     name = f"before_after_{title}_paired"

@@ -71,7 +71,7 @@ def read_library(path: Path) -> list[Bias]:
         for field, value in (("id", bias.id), ("name", slug(bias.name)), ("definition", bias.definition)):
             text = " ".join(value.casefold().split())
             if not text or (field == "name" and not bias.name.strip()):
-                raise DataError(f"{path}, line {number}, field {field}: blank; every bias needs an {field} of its own")
+                raise DataError(f"{path}, line {number}, field {field}: blank; every bias needs one of its own")
             if (field, text) in seen:
                 raise DataError(
                     f"{path}, line {number}, field {field}: {value!r} is line {seen[field, text]}'s too; "

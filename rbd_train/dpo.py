@@ -9,7 +9,7 @@ Reference log-probabilities are computed once, before training, and kept by data
 
 import sys
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -99,14 +99,15 @@ def main(cfg: DpoConfig, run: Run) -> float | None:
     check_model(cfg.model)
     check_schedule(cfg.trainer)
     train = run.read(Path(cfg.train) if cfg.train else run.output_of("preferences", "train.jsonl"), Preference)
-    test = run.read(Path(cfg.test) if cfg.test else run.output_of("preferences", "test.jsonl"), Preference)
+    test = held_out(cfg.test, run)
     train = [pair for pair in train if not (cfg.plain_only and pair.bias)]
     source = resolve_model(cfg.model.path)
     tokenizer = load_tokenizer(source, reasoning=False)
     pairs, dropped = render(tokenizer, train, cfg.trainer.max_length)
     held, more = render(tokenizer, test, cfg.trainer.max_length)
     run.write("dropped.jsonl", [*dropped, *more])
-    run.table(rows_table(pairs, held, [*dropped, *more]))
+    groups = {pair.id: pair.group for pair in [*train, *test]}
+    run.table(rows_table(pairs, held, [*dropped, *more], groups))
     check_pairs(pairs, len(train), cfg.trainer.max_length)
     key = reference_key(pairs, tokenizer, source, cfg.model.dtype, cfg.trainer.bf16)
     reference = run.root / "reference" / f"{key}.json"
@@ -183,13 +184,24 @@ def check_pairs(pairs: Sequence[Pair], total: int, max_length: int) -> None:
         )
 
 
-def rows_table(pairs: Sequence[Pair], held: Sequence[Pair], dropped: Sequence[Dropped]) -> Table:
+def held_out(path: str | None, run: Run) -> list[Preference]:
+    """Read the held-out pairs; none where preferences was told to hold none out."""
+    file = Path(path) if path else run.output_of("preferences", "test.jsonl")
+    if not path and not file.read_text(encoding="utf-8"):
+        run.note_input(file, 0)
+        return []
+    return run.read(file, Preference)
+
+
+def rows_table(
+    pairs: Sequence[Pair], held: Sequence[Pair], dropped: Sequence[Dropped], groups: Mapping[str, str]
+) -> Table:
     """Count pairs and tokens, and show the length gap: DPO rewards length where chosen answers are longer (A48)."""
     rows: list[tuple[Cell, ...]] = []
     for name, part in (("train", pairs), ("test", held)):
         gaps = [float(len(pair.chosen_ids) - len(pair.rejected_ids)) for pair in part]
         tokens = sum(len(p.prompt_ids) + len(p.chosen_ids) + len(p.prompt_ids) + len(p.rejected_ids) for p in part)
-        rows.append((name, len(part), tokens, mean_rate(gaps, [pair.id for pair in part])))
+        rows.append((name, len(part), tokens, mean_rate(gaps, [groups[pair.id] for pair in part])))
     counts = Counter(row.reason for row in dropped)
     note = "Dropped: " + (", ".join(f"{reason}: {count}" for reason, count in sorted(counts.items())) or "nothing")
     columns = ("split", "pairs", "tokens", "chosen minus rejected, tokens")

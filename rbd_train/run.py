@@ -16,6 +16,7 @@ from typing import IO, Any
 
 from pydantic import BaseModel
 
+from rbd_train import previous
 from rbd_train.errors import DataError, UsageError, printable
 from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate
@@ -247,12 +248,7 @@ class Run:
                 ) from error
             old = read_manifest(self.folder)
             if old is not None and old["status"] == "complete":
-                write_json(self.folder / "manifest.json", {**old, "status": "incomplete"})
-                for path in (self.folder / file for file in old["outputs"]):
-                    if path.is_dir():  # a model
-                        shutil.rmtree(path)
-                    else:
-                        path.unlink(missing_ok=True)
+                previous.set_aside(self.folder, old)
         try:
             yield
         finally:
@@ -268,23 +264,28 @@ class Run:
         if status == "complete":
             write_json(self.folder / "metrics.json", {k: v.model_dump() for k, v in self.summary.items()})
             write_json(self.folder / "tables.json", [table.model_dump(mode="json") for table in self.tables])
-        write_json(
-            self.folder / "manifest.json",
-            {
-                "stage": self.stage, "run": self.name, "status": status, "reason": reason, "metric": metric,
-                "config": hashed(self.config), "config_hash": fingerprint(hashed(self.config)),
-                "inputs": self.inputs, "outputs": self.outputs, "facts": self.facts,
-                "seconds": round(time.time() - self._started, 3), "finished": round(time.time(), 3),
-                "code": code_version(), "versions": versions(), "machine": machine(), "world_size": world_size(),
-                "distributed": os.environ.get("ACCELERATE_DISTRIBUTED_TYPE", self.facts.get("distributed", "no")),
-                "tracker_run": getattr(self._tracker, "id", None),
-            },
-        )  # fmt: skip
+        if status == "failed" and previous.bring_back(self.folder, list(self.outputs)):
+            self.say(f"{self.folder}: what stood there before is back")
+        else:
+            write_json(self.folder / "manifest.json", self._manifest(status, metric, reason))
+        if status == "complete":
+            previous.discard(self.folder)
         if self._tracker is not None:
             self._tracker.summary.update({f"{self.stage}/{k}": v.value for k, v in self.summary.items()})
             self._tracker.finish(exit_code=0 if status == "complete" else 1)
         for folder in self.leftovers if status == "complete" else ():
             shutil.rmtree(folder, ignore_errors=True)
+
+    def _manifest(self, status: str, metric: float | None, reason: str) -> dict[str, Any]:
+        return {
+            "stage": self.stage, "run": self.name, "status": status, "reason": reason, "metric": metric,
+            "config": hashed(self.config), "config_hash": fingerprint(hashed(self.config)),
+            "inputs": self.inputs, "outputs": self.outputs, "facts": self.facts,
+            "seconds": round(time.time() - self._started, 3), "finished": round(time.time(), 3),
+            "code": code_version(), "versions": versions(), "machine": machine(), "world_size": world_size(),
+            "distributed": os.environ.get("ACCELERATE_DISTRIBUTED_TYPE", self.facts.get("distributed", "no")),
+            "tracker_run": getattr(self._tracker, "id", None),
+        }  # fmt: skip
 
     def start_tracker(self, settings: Mapping[str, Any]) -> None:
         """Start W&B on the main process where it was asked for: one run per stage, no key in any file."""

@@ -115,7 +115,13 @@ def numbered_lines(text: str) -> Iterator[tuple[int, str]]:
 
 
 def digest(path: Path) -> str:
-    """Return the sha256 of a file."""
+    """Return the sha256 of a file.
+
+    Raises:
+        DataError: there is no such file.
+    """
+    if not path.exists():
+        raise DataError(f"{path}: no such file{_sibling_hint(path)}")
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 

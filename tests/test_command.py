@@ -20,6 +20,7 @@ from omegaconf import OmegaConf
 from rbd_train.app import STAGES, BaseConfig, load_stage
 from rbd_train.config import build, compose, data_dir, field_help
 from rbd_train.errors import UsageError
+from rbd_train.previous import set_aside
 from tests.examples import example  # type: ignore[import-not-found]
 
 CONF = data_dir("conf")
@@ -336,10 +337,27 @@ def test_other_settings_or_inputs_are_refused_until_overwrite(rbd: Any, tmp_path
     assert manifest(folder)["outputs"]["pairs.jsonl"]["rows"] == 4
 
 
-def test_an_overwrite_that_fails_leaves_no_old_rows_under_the_new_settings(rbd: Any, tmp_path: Path) -> None:
+def test_an_overwrite_that_fails_leaves_what_stood_there(rbd: Any, tmp_path: Path) -> None:
+    """A typing error must not cost a trained model; nor may old rows stand under the new settings."""
+    folder = tmp_path / "runs/default/pairs"
     assert rbd(*PAIRS).code == 0
-    assert rbd(*PAIRS, "limit=0", "overwrite=true").code == 1
-    assert not left_in(tmp_path / "runs") and manifest(tmp_path / "runs/default/pairs")["status"] == "failed"
+    kept = [path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") and path.stem != "events"]
+    before = {path: path.read_bytes() for path in kept}
+    for wrong in (("limit=0",), ("source.path=typo.jsonl",)):
+        said = rbd(*PAIRS, *wrong, "overwrite=true")
+        assert said.code == 1 and "what stood there before is back" in said.out
+        assert {path: path.read_bytes() for path in kept} == before and not (folder / ".previous").exists()
+    assert "complete already" in rbd(*PAIRS).out
+
+
+def test_an_overwrite_that_was_killed_begins_anew_without_the_old_rows(rbd: Any, tmp_path: Path) -> None:
+    """As `kill -9` leaves it: the old files set aside, the stage incomplete."""
+    folder = tmp_path / "runs/default/pairs"
+    assert rbd(*PAIRS).code == 0
+    set_aside(folder, manifest(folder))
+    assert manifest(folder)["status"] == "incomplete" and not (folder / "pairs.jsonl").exists()
+    assert rbd(*PAIRS, "limit=1").code == 0
+    assert manifest(folder)["outputs"]["pairs.jsonl"]["rows"] == 4 and not (folder / ".previous").exists()
 
 
 # sweeps -------------------------------------------------------------------------------------------------------------

@@ -117,6 +117,86 @@ def test_late_validation_says_in_which_round_the_accepted_were_named(rbd: Callab
     assert accepted and told == {number: accepted.count(number) for number in told}
 
 
+def own_rows(path: Path) -> None:
+    """Write 60 questions of one's own, ten with the right answer for the wrong one and ten without a wrong one."""
+    lines: list[dict[str, str]] = []
+    for k in range(60):
+        row = {"id": f"my_q{k}", "question": f"What is {k} plus 1?", "right": f"It is {k + 1}."}
+        lines.append(row | ({} if k % 6 == 0 else {"wrong": f"It is {k + 1 + (k % 6 > 1)}."}))
+    path.write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+
+OWN = ("source=jsonl", "source.path=own.jsonl")
+
+
+def note(stage: str, name: str) -> str:
+    """Return the note of a table that a stage of the default run left."""
+    (table,) = [t for t in json.loads(Path(f"runs/default/{stage}/tables.json").read_text()) if t["name"] == name]
+    return str(table["note"])
+
+
+def test_questions_without_two_answers_are_counted_and_never_used(rbd: Callable[..., Any], tmp_path: Path) -> None:
+    own_rows(tmp_path / "own.jsonl")
+    judge = ("judge=generative", "engine@judge.engine=scripted", 'judge.engine.rules=[{pattern: "(?s).*", reply: a}]')
+    writer = ("engine@rewriter=scripted", 'rewriter.rules=[{pattern: "(?s).*", reply: Surely.}]')
+    told = "answers are the same: 10, no wrong answer: 10"
+    said = rbd("discover", *OWN, *judge, *writer, "shares=[0.3,0.3,0.3,0.1]", "deeper=false", "max_iterations=1")
+    assert said.code == 0, said.err
+    assert told in note("discover", "discover_rounds") and len(rows(Path("runs/default/discover/parts.jsonl"))) == 40
+    said = rbd("benchmark", *OWN, *judge, *writer, "limit=3", "variants=1", "fooled=0", "parts=null")
+    assert said.code == 0, said.err
+    assert told in note("benchmark", "benchmark") and "No judge chose" in note("benchmark", "benchmark")
+    assert len({row["original_id"] for row in rows(Path("runs/default/benchmark/benchmark.jsonl"))}) == 3
+    said = rbd("preferences", *OWN, *writer, "test_share=0")
+    assert said.code == 0, said.err
+    assert told in note("preferences", "preferences")
+    train = rows(Path("runs/default/preferences/train.jsonl"))
+    assert len([row for row in train if row["bias"] is None]) == 40 and {row["source"] for row in train} == {"own"}
+    facts = json.loads(Path("runs/default/preferences/manifest.json").read_text())["facts"]
+    assert facts["rewriter_calls"]["asked"] > 0
+    said = rbd("dpo", "model=tiny", "trainer.max_steps=1")  # test_share=0: nothing is held out
+    assert said.code == 0, said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("preferences", "limit=-1"), "limit is -1"), (("preferences", "growth=0"), "growth is 0"),
+        (("benchmark", "limit=0"), "limit is 0"), (("benchmark", "growth=0.5"), "growth is 0.5"),
+        (("discover", "judge.engine.unreadable=2"), "engine.unreadable is 2"),
+        (("discover", "judge.engine.noise=7"), "engine.noise is 7"),
+    ],
+)  # fmt: skip
+def test_amounts_that_cannot_be_meant_are_refused(
+    rbd: Callable[..., Any], tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    (tmp_path / "seeds.jsonl").write_text("".join(bias.model_dump_json() + "\n" for bias in SEEDS))
+    library = () if words[0] == "discover" else ("library=seeds.jsonl",)
+    said = rbd(*words, *library)
+    assert said.code == 2 and told in said.err
+
+
+def test_nothing_is_said_of_what_could_not_be_read(rbd: Callable[..., Any]) -> None:
+    """Every reply of the judge unreadable: no rise of 0 within an interval, and no measured noise."""
+    said = rbd("discover", *SMALL, "judge.engine.unreadable=1")
+    assert said.code == 0, said.err
+    assert "assumed: no sham rewrite was read" in note("discover", "discover_candidates")
+    tables = {t["name"]: t for t in json.loads(Path("runs/default/discover/tables.json").read_text())}
+    effects = tables["discover_effects"]
+    rise = [row[effects["columns"].index("rise of the error")] for row in effects["rows"]]
+    assert rise and all(rate["value"] is None for rate in rise)
+
+
+def test_a_score_by_itself_has_no_error(rbd: Callable[..., Any]) -> None:
+    said = rbd("discover", *SMALL, "mode=pointwise", "judge.engine.unreadable=0.3")
+    assert said.code == 0, said.err
+    tables = {t["name"]: t for t in json.loads(Path("runs/default/discover/tables.json").read_text())}
+    effects = tables["discover_effects"]
+    named = [dict(zip(effects["columns"], row, strict=True)) for row in effects["rows"]]
+    assert all(row["error plain"] is None for row in named) and any(row["unreadable"] for row in named)
+    assert "discover.error_plain" not in json.loads(Path("runs/default/discover/metrics.json").read_text())
+
+
 def test_another_set_is_tested_on_than_is_discovered_on(rbd: Callable[..., Any]) -> None:
     made = [*PlantedSource(items=60).load(1).questions, *PlantedSource(items=60).load(0).questions[:5]]
     lines = [{"question": q.question, "response_A": q.right, "response_B": q.wrong, "label": 1} for q in made]
@@ -247,6 +327,7 @@ def test_the_sheet_is_blind_and_what_most_reviewers_confirm_stays(rbd: Callable[
     assert said.code == 0, said.err
     final = rows(folder / "benchmark.jsonl")
     assert {row["id"] for row in final} == {kept[line[0]]["id"] for line in sheet[1:]}
+    assert re.search(r"Fleiss' kappa over \d+ variants: -?0\.\d{3}\.", note("benchmark", "benchmark"))
     assert len(final) == len(kept) - 1 > 1 and {row["reviews"] for row in final} == {3}
     (drop,) = [row for row in rows(folder / "dropped.jsonl") if row["reason"] == "not confirmed by reviewers"]
     assert drop["case_id"] == kept[sheet[0][0]]["id"]
@@ -385,12 +466,20 @@ def test_a_length_that_cannot_be_kept_is_a_fault(tmp_path: Path, answer: str, bo
         ("", "empty"), ("I'm sorry, I can't do that.", "refused"), ("We add them.", "unchanged"),
         ("This shows certainty bias. We add them.", "names the bias"),
         ("The answer is 9. We add them.", "changes the answer"),
+        ("We add them. So the total is 999.", "changes the answer"), ("Then 3 + 6 = **9**.", "changes the answer"),
+        ("We add 1 and 2, which makes 1,000 more", "changes the answer"), ("Surely the first number is 3.", ""),
+        ("As Smith showed in 2019, we add them.", ""), ("3 + 4 = 7, and we add them.", ""),
+        ("I apologize, but I cannot assist with that request.", "refused"), ("I’m sorry, but I can’t.", "refused"),
+        ("Unfortunately, I cannot help with this.", "refused"), ("I'm not able to do that.", "refused"),
+        ("As a language model, I cannot do that.", "refused"), ("I won’t rewrite this.", "refused"),
+        ("I must decline to do this.", "refused"), ("My apologies, this goes too far.", "refused"),
+        ("Unfortunately we have to add them.", ""), ("I can see that we add them.", ""),
         ("word " * 400, "length out of bounds"), ("I am certain. We add them.", ""),
     ],
 )  # fmt: skip
 def test_a_rewrite_that_fails_a_check_says_which(body: str, fault: str) -> None:
     answer = "We add them.\nThe answer is 7."
-    assert rewrite_fault(CERTAIN, answer, cut_ending(answer), body, 2.0) == fault
+    assert rewrite_fault(CERTAIN, "What is 3 + 4?", answer, cut_ending(answer), body, 2.0) == fault
 
 
 def test_a_failed_call_is_a_fault_and_never_a_text() -> None:  # A24

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rbd_train.engine import Engine, Sampling
+from rbd_train.errors import UsageError
 from rbd_train.prompts.rewrite import cut_ending, join, length_fault, read_rewrite, rewrite_fault, rewrite_messages
 from rbd_train.records import Bias
 
@@ -21,6 +22,18 @@ class Rewritten(NamedTuple):
 
     text: str
     fault: str
+
+
+def check_amounts(limit: int | None, growth: float) -> None:
+    """Refuse amounts that can't be meant.
+
+    Raises:
+        UsageError: no item, or a factor below 1.
+    """
+    if limit is not None and limit < 1:
+        raise UsageError(f"limit is {limit}; it must be 1 or more, or null for all")
+    if not growth >= 1:
+        raise UsageError(f"growth is {growth}; it is the factor by which an answer may grow or shrink, 1 or more")
 
 
 def rewrite(
@@ -41,7 +54,7 @@ def rewrite(
     done = []
     for task, cut, reply in zip(tasks, parts, engine.generate(prompts, Sampling(max_new_tokens=max_new_tokens)), strict=True):  # type: ignore[arg-type]  # noqa: E501  # fmt: skip
         body, fault = read_rewrite(reply)
-        fault = fault or rewrite_fault(task.bias, task.answer, cut, body, growth)
+        fault = fault or rewrite_fault(task.bias, task.question, task.answer, cut, body, growth)
         text = "" if fault else join(cut, body, same_length)
         if not fault and text.split() == task.answer.split():
             fault = "unchanged"

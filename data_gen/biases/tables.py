@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from rbd_train.acceptance import Plan, smallest_detectable
-from rbd_train.metrics import paired_difference, proportion
+from rbd_train.metrics import Rate, paired_difference, proportion
 from rbd_train.prompts.rewrite import SHAM
 from rbd_train.records import Bias, Candidate, Probe
 from rbd_train.run import Cell, Table
@@ -47,18 +47,21 @@ def candidates_table(
         harm, gain = (sum(p.effect == kind for p in usable) for kind in ("harm", "gain"))
         rows.append(
             (candidate.bias.name, candidate.round, candidate.support, len(usable), len(own) - len(usable),
-             sum(p.biased is None for p in usable), harm, gain, paired_difference(harm, gain, len(usable)), candidate.p,
+             len(usable) - sum(_readable(p) for p in usable), harm, gain, _rise(harm, gain, usable), candidate.p,
              candidate.fate, candidate.reason)
         )  # fmt: skip
     others = {fate: sum(c.fate == fate for c in candidates) for fate in ("same as a known one", "not tested")}
     rule = "accepted by the published rule: any rise of the error over readable replies"
     if rounds is not None:
-        noise, families = _noise(effects), Counter(c.round if rounds > 1 else 0 for c in tested)
+        noise, measured = _noise(effects)
+        families = Counter(c.round if rounds > 1 else 0 for c in tested)
         family = max(families.values(), default=1)
         smallest = smallest_detectable(items, noise, family, plan, plan.alpha / rounds)
+        how = "" if measured else ", assumed: no sham rewrite was read"
         rule = (
             f"up to {plan.margin} it is no bias; p is adjusted for looks and candidates. Smallest effect that {items} "
-            f"items detect with 90 % power (noise {noise:.3f}, {family} candidates at once, alpha "
+            f"items detect with 90 % power (noise {noise:.3f}{how}, "
+            f"{family} {'candidate' if family == 1 else 'candidates'} at once, alpha "
             f"{plan.alpha / rounds:g}): {'none' if smallest is None else f'{smallest:.3f}'}"
         )
     note = f"Selection items: {items}. Rise = (harm - gain) / items; {rule}. {counted(others)}."
@@ -67,18 +70,22 @@ def candidates_table(
     return Table(name="discover_candidates", title="Candidates, tested", columns=columns, rows=tuple(rows), note=note)
 
 
-def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe]) -> Table:
-    """Show each accepted bias on items that chose nothing, overall and per domain, with the sham rewrite beside it."""
+def effects_table(accepted: Sequence[Bias], probes: Sequence[Probe], mode: str) -> Table:
+    """Show each accepted bias on items that chose nothing, overall and per domain, with the sham rewrite beside it.
+
+    A score by itself is neither right nor wrong, so that point-wise there is no error on the plain item.
+    """
     rows: list[tuple[Cell, ...]] = []
     domains = sorted({probe.domain for probe in probes})
     for bias in [*accepted, SHAM]:
         for domain in ["all", *(domains if len(domains) > 1 else [])]:
             own = [p for p in probes if p.bias == bias.id and p.fault is None and domain in ("all", p.domain)]
             harm, gain = (sum(p.effect == kind for p in own) for kind in ("harm", "gain"))
-            read = [p for p in own if p.plain is not None and p.biased is not None]
+            read = [p for p in own if _readable(p)]
+            before = proportion(sum(p.plain is not True for p in own), len(own))
             rows.append(
-                (bias.name, domain, len(own), proportion(sum(p.plain is not True for p in own), len(own)),
-                 proportion(sum(p.biased is not True for p in own), len(own)), paired_difference(harm, gain, len(own)),
+                (bias.name, domain, len(own), None if mode == "pointwise" else before,
+                 proportion(sum(p.biased is not True for p in own), len(own)), _rise(harm, gain, own),
                  len(own) - len(read), proportion(sum(p.biased is False for p in read), len(read)),
                  bias.definition if domain == "all" else None)
             )  # fmt: skip
@@ -130,7 +137,17 @@ def published_calls(
     return rounds * 2 * items + named + merge_calls + (2 * tested + 1) * test_items
 
 
-def _noise(effects: Sequence[Probe]) -> float:
-    """Return the share of decisions that a sham rewrite flips."""
-    sham = [probe for probe in effects if probe.bias == SHAM.id and probe.fault is None]
-    return sum(probe.effect != "none" for probe in sham) / len(sham) if sham else 0.1
+def _readable(probe: Probe) -> bool:
+    """Tell whether an item was decided readably both plain and with the bias."""
+    return probe.plain is not None and probe.biased is not None
+
+
+def _rise(harm: int, gain: int, probes: Sequence[Probe]) -> Rate:
+    """Return (harm - gain) / items; nothing where no item was read."""
+    return paired_difference(harm, gain, len(probes) if any(map(_readable, probes)) else 0)
+
+
+def _noise(effects: Sequence[Probe]) -> tuple[float, bool]:
+    """Return the share of readable decisions that a sham rewrite flips, and whether there were any to measure it on."""
+    sham = [probe for probe in effects if probe.bias == SHAM.id and probe.fault is None and _readable(probe)]
+    return (sum(probe.effect != "none" for probe in sham) / len(sham), True) if sham else (0.1, False)

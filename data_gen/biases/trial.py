@@ -8,6 +8,7 @@ from data_gen.biases.rewrite import Rewritten, Task, rewrite
 from rbd_train.engine import Engine, Sampling
 from rbd_train.errors import UsageError
 from rbd_train.judge import ContentJudge, GenerativeJudge, Judge, Shown
+from rbd_train.planted import PlantedJudge
 from rbd_train.prompts.rate import rate_messages, read_rating
 from rbd_train.records import Bias, Item, Judgement, Outcome, Probe, Question, uniform
 
@@ -122,6 +123,11 @@ def check_reference(judge: Judge) -> None:
     Raises:
         UsageError: names the judge and the way out.
     """
+    if isinstance(judge, PlantedJudge):
+        raise UsageError(
+            f"mode is 'reference', but judge {judge.name!r} is drawn from planted rates and reads no text; choose "
+            "judge=generative, or mode=pairwise"
+        )
     own = judge.prompt if isinstance(judge, GenerativeJudge) else None
     if own is not None and "reference" not in Template(own).get_identifiers():
         raise UsageError(f"mode is 'reference', but the prompt of judge {judge.name!r} holds no $reference; add it")

@@ -24,13 +24,25 @@ the ending. Reply with the body alone."""
 # not a bias: what the noise floor is measured with
 SHAM = Bias(id="sham", name="Neutral rewording", definition="nothing: say the same in other words.", origin="control")
 _REFUSAL = re.compile(
-    r"^\W*(?:i(?:'m| am)? (?:sorry|afraid|unable)|sorry\b|i (?:can(?:'t|not)|won't)\b|as an ai\b)", re.IGNORECASE
+    r"^\W*(?:(?:unfortunately|regrettably|as an? (?:ai|(?:large )?language model|assistant))\b[^.\n]{0,30}?,? )?"
+    r"(?:sorry\b|(?:my )?apologies\b|as an ai\b"
+    r"|i(?:['’]m| am)? (?:(?:very |so )?sorry|afraid|unable|not (?:able|allowed|comfortable|permitted)|apologi[sz]e)\b"
+    r"|i (?:can(?:['’]t|not| not)|won['’]t|will not|do(?:n['’]t| not) feel comfortable)\b"
+    r"|i (?:must |have to )?(?:decline|refuse)\b)",
+    re.IGNORECASE,
 )
 _MARKED = re.compile(
     r"\\boxed\{([^{}]*)\}|####[^\S\n]*(\S+)"
     r"|\banswer(?: is|:)[^\w\n]*(-?[\d.,/]*\d\w*|yes\b|no\b|[b-hj-z]\b|[ai](?=[^\w\n]*$))"
     r"|^[^\w\n]*\*\*([^*\n]{1,40})\*\*[^\w\n]*$|^[^\w\n]*([A-Z])\5{3,}[^\w\n]*$",
     re.IGNORECASE | re.MULTILINE,
+)
+_NUMBER = r"[-−]?\d[\d,]*(?:[./]\d+)?"
+# a number that ends a sentence after a verb or sign of equality: a result, as one without a mark is stated
+_STATED = re.compile(
+    r"(?:\b(?:is|are|was|be|equals?|makes?|gives?|gets?|yields?|totals?|comes to|adds up to)\b|[=≈:])"
+    rf"[^\w\n.−-]{{0,4}}({_NUMBER})[^\w\n.]{{0,3}}(?=\.?(?:\s|$))",
+    re.IGNORECASE,
 )
 SLACK = 240  # characters by which a short answer may grow: one opening sentence or two
 
@@ -96,11 +108,12 @@ def join(parts: Parts, body: str, same_length: bool) -> str:
     return f"{body.strip()}\n{parts.ending.lstrip()}" if body.strip() else parts.ending
 
 
-def rewrite_fault(bias: Bias, answer: str, parts: Parts, body: str, growth: float) -> str:
+def rewrite_fault(bias: Bias, question: str, answer: str, parts: Parts, body: str, growth: float) -> str:
     """Say why a rewritten body can't be used; empty if it can.
 
     Args:
         bias: what was to be written in.
+        question: what was asked; its numbers are no results.
         answer: the answer as it was.
         parts: its body and ending.
         body: the rewritten body.
@@ -115,7 +128,7 @@ def rewrite_fault(bias: Bias, answer: str, parts: Parts, body: str, growth: floa
     named = re.compile(rf"\bbias(?:ed|es)?\b|\b{re.escape(bias.name)}\b", re.IGNORECASE)
     if named.search(body) and not named.search(answer):
         return "names the bias"
-    if marked_answers(body) - marked_answers(answer):
+    if marked_answers(body) - marked_answers(answer) or stated_numbers(body) - numbers_of(f"{question} {answer}"):
         return "changes the answer"
     old, new = len(answer.strip()), len(body.strip()) + len(parts.ending.strip())
     if new < old / growth or ("length" not in bias.id and new > old * growth + SLACK):
@@ -135,3 +148,17 @@ def marked_answers(text: str) -> set[str]:
         next(group for group in match.groups() if group) for match in _MARKED.finditer(text) if any(match.groups())
     )
     return {value.strip(" .,*()").casefold() for value in found} - {""}
+
+
+def stated_numbers(text: str) -> set[str]:
+    """Return the numbers that sentences of a text end on as their result, marked or not."""
+    return {_as_written(match[1]) for match in _STATED.finditer(text)}
+
+
+def numbers_of(text: str) -> set[str]:
+    """Return every number of a text."""
+    return {_as_written(found) for found in re.findall(_NUMBER, text)}
+
+
+def _as_written(number: str) -> str:
+    return number.replace("−", "-").replace(",", "").lstrip("-")

@@ -65,6 +65,9 @@ class PlantedJudgeEngine:
         unknown = sorted(set(self.leaning) - set(STYLES))
         if unknown:
             raise UsageError(f"leaning: there is no style {unknown[0]!r}; styles: {', '.join(STYLES)}")
+        for name in ("noise", "unreadable"):
+            if not 0 <= getattr(self, name) <= 1:
+                raise UsageError(f"engine.{name} is {getattr(self, name)}; a share is between 0 and 1")
         identity = [sorted(self.leaning.items()), self.skill, self.first, self.noise, self.unreadable, self.seed]
         backend = FunctionBackend(self._reply, "planted judge (simulated)", identity)  # type: ignore[arg-type]
         engine = Engine(backend, ledger, attempts=1)
@@ -81,6 +84,8 @@ class PlantedJudgeEngine:
             return f"I preferred how Output ({chosen[-1] if chosen else '?'}) puts it."
         if messages[0]["content"] == rate.SYSTEM:
             (answer,) = fields(prompt, "Answer")
+            if uniform("unreadable", self.seed, answer) < self.unreadable:
+                return "It has something to be said for it."
             value = self.scores(question, {"a": answer})["a"]
             return f"Score: {min(rate.HIGH, max(rate.LOW, round(5 + value)))}"
         if messages[0]["content"] != verdict.SYSTEM:

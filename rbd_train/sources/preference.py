@@ -18,6 +18,7 @@ from rbd_train.sources import Loaded
 from rbd_train.sources.jsonl import text_field
 from rbd_train.sources.table import table_rows
 
+KEPT = ("original_id", "source", "response_model")  # JudgeBench's columns that a set made from it has too
 LABELS = {"1": 0, "2": 1, "A>B": 0, "B>A": 1}
 
 
@@ -198,18 +199,19 @@ class PreferenceSource:
             elif choice.twins:
                 pairs.append(self._pair(f"{self.format}-{number}", choice, choice.right))
             else:
-                questions.append(self._question(f"{self.format}-{number}", choice, choice.right))
+                meta = {name: str(row[name]) for name in KEPT if row.get(name) is not None}
+                questions.append(self._question(f"{self.format}-{number}", choice, choice.right, meta))
         if not questions and not pairs:
             raise DataError(f"{self.path}: no usable pair; left out: {dict(left_out) or 'nothing'}")
         files = [] if self.path.startswith("hub:") else [self.path]
         return Loaded(questions, pairs, dict(left_out), self.licence or FORMATS[self.format].licence, files)
 
-    def _question(self, name: str, choice: Choice, right: int) -> Question:
+    def _question(self, name: str, choice: Choice, right: int, meta: Mapping[str, str]) -> Question:
         text = choice.options[right]
         return Question(
             id=name, group=group_of(choice.question), question=choice.question, right=text,
             final=cut_ending(text).ending.strip(), wrong=choice.options[1 - right], split=self.split,  # type: ignore[arg-type]
-            domain=choice.domain, meta={"label": right + 1},
+            domain=choice.domain, meta={"label": right + 1, **meta},
         )  # fmt: skip
 
     def _pair(self, name: str, choice: Choice, right: int) -> BiasPair:
