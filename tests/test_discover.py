@@ -24,7 +24,7 @@ from rbd_train.prompts.identify import Identified, read_identified
 from rbd_train.prompts.merge import read_merge
 from rbd_train.prompts.rate import read_rating
 from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
-from rbd_train.records import Bias, BiasPair, Definition, Judgement, Operator, Outcome, Question, group_of
+from rbd_train.records import Bias, BiasPair, Definition, Judgement, Operator, Outcome, Placed, Question, group_of
 from rbd_train.sources.planted import PlantedSource
 from rbd_train.sources.preference import PreferenceSource, label_balance
 from rbd_train.store import fingerprint
@@ -240,6 +240,8 @@ def test_a_reference_that_the_judge_would_not_read_is_refused(rbd: Callable[...,
     Path("own.txt").write_text("$question\n(a) $a\n(b) $b")
     said = rbd("discover", *SMALL, "mode=reference", "judge.prompt=own.txt")
     assert said.code == 2 and "holds no $reference" in said.err, said.err
+    said = rbd("discover", *SMALL, "mode=reference", "judge=planted")
+    assert said.code == 2 and "reads no text" in said.err, said.err
     seen: list[str] = []
 
     def first(messages: Any) -> str:
@@ -335,6 +337,35 @@ def test_the_sheet_is_blind_and_what_most_reviewers_confirm_stays(rbd: Callable[
     (tmp_path / "anna.csv").write_text(told.replace(sheet[0][0], kept[sheet[0][0]]["id"]))
     said = rbd(*words, "reviews=[anna.csv]", "overwrite=true")
     assert said.code == 1 and "is not in this benchmark's review.csv" in said.err
+
+
+def test_a_benchmark_has_judgebenchs_columns_and_skips_what_a_library_was_found_on(
+    rbd: Callable[..., Any], tmp_path: Path
+) -> None:
+    """The library of another run: its parts lie beside it."""
+    fields = ("pair_id", "original_id", "source", "question", "response_model", "response_A", "response_B", "label")
+    given = [
+        dict(zip(fields, (f"p{k}", f"o{k}", "mmlu", f"{k} + 1?", "M", f"It is {k + 1}.", f"It is {k}.", "A>B"), strict=True))
+        for k in range(6)
+    ]  # fmt: skip
+    (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
+    (tmp_path / "found").mkdir()
+    harden(tmp_path / "found")
+    used = [
+        Placed(item_id=f"judgebench-{k}", group=group_of(row["question"]), part="effect")
+        for k, row in enumerate(given[:2])
+    ]
+    (tmp_path / "found/parts.jsonl").write_text("".join(row.model_dump_json() + "\n" for row in used))
+    said = rbd(
+        "benchmark", "source=preference", "source.path=set.jsonl", "library=found/seeds.jsonl", "fooled=0", "variants=1"
+    )
+    assert said.code == 0, said.err
+    made = list(csv.DictReader(io.StringIO((tmp_path / "runs/default/benchmark/benchmark.csv").read_text())))
+    assert list(made[0]) == [*fields, "domain", "injected_bias"]
+    assert {row["original_id"] for row in made} == {"o2", "o3", "o4", "o5"} and {row["source"] for row in made} == {
+        "mmlu"
+    }
+    assert "used by discovery: 2" in note("benchmark", "benchmark")
 
 
 def test_a_benchmark_reads_once_what_discovery_used(

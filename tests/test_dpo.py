@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from eval.before_after import Row, changes_table
-from rbd_train.dpo import render
+from eval.before_after import Row, changes_table, readable_table
+from rbd_train.dpo import Pair, render, rows_table
 from rbd_train.embedded import cache_folder
 from rbd_train.modelling import load_tokenizer
 from rbd_train.records import Preference, Turn
@@ -129,6 +129,25 @@ def test_a_change_over_seeds_is_tested_by_question() -> None:
     row: Any = found["plain -> new", "with a bias"]
     assert row[2:4] == (36, 12) and row[4].value == -1 and row[5:7] == (36, 0)
     assert row[7] == pytest.approx(2 * 0.5**12) and row[8] == pytest.approx(3 * row[7]), "three tests"
+
+
+def test_errors_stand_beside_those_over_readable_replies() -> None:
+    pairs = [preference(f"q{k}", "a", "b") for k in range(4)]
+    said = {"base": [True, False, None, None], "new": [True, True, True, None]}
+    table = readable_table("prompted", {name: [*map(Row, pairs, right)] for name, right in said.items()})
+    (row,) = [dict(zip(table.columns, row, strict=True)) for row in table.rows if row[0] == "plain"]
+    assert row["base"].value == 0.5 and row["base"].n == 2 and row["base: coverage"] == 0.5
+    assert row["new"].value == 0 and row["new: coverage"] == 0.75
+
+
+def test_the_length_gap_goes_by_question() -> None:
+    """Ten pairs of one question are one question."""
+    pairs = [Pair(f"q{k}-{copy}", [1], [2] * (k + 2), [3]) for k in range(6) for copy in range(10)]
+    alone, together = (
+        rows_table(pairs, [], [], {pair.id: group(pair.id) for pair in pairs}).rows[0][3]
+        for group in (str, lambda name: name.split("-")[0])
+    )
+    assert together.value == alone.value and together.high - together.low > 2 * (alone.high - alone.low)
 
 
 def test_ctrl_c_saves_the_step_in_hand(rbd: Callable[..., Any], written: None, monkeypatch: pytest.MonkeyPatch) -> None:
