@@ -344,10 +344,8 @@ def test_a_benchmark_has_judgebenchs_columns_and_skips_what_a_library_was_found_
 ) -> None:
     """The library of another run: its parts lie beside it."""
     fields = ("pair_id", "original_id", "source", "question", "response_model", "response_A", "response_B", "label")
-    given = [
-        dict(zip(fields, (f"p{k}", f"o{k}", "mmlu", f"{k} + 1?", "M", f"It is {k + 1}.", f"It is {k}.", "A>B"), strict=True))
-        for k in range(6)
-    ]  # fmt: skip
+    values = [(f"p{k}", f"o{k}", "mmlu", f"{k} + 1?", "M", f"It is {k + 1}.", f"It is {k}.", "A>B") for k in range(6)]
+    given = [dict(zip(fields, row, strict=True)) for row in values]
     (tmp_path / "set.jsonl").write_text("".join(json.dumps(row) + "\n" for row in given))
     (tmp_path / "found").mkdir()
     harden(tmp_path / "found")
