@@ -157,7 +157,7 @@ def test_what_the_items_can_show_is_told_of_the_test_that_was_made(rounds: int |
     ]  # fmt: skip
     table = candidates_table(found, probes("a", "selection", 50), Plan(), 50, probes("sham", "effect", 50), rounds)
     assert told in table.note and ("published rule" in table.note) == (rounds is None)
-    assert effects_table([], probes("sham", "effect", 5)).rows[0][2] == 5, "the sham stands there alone"
+    assert effects_table([], probes("sham", "effect", 5), "pairwise").rows[0][2] == 5, "the sham stands there alone"
 
 
 class Script:
