@@ -74,7 +74,9 @@ def main(cfg: BenchmarkConfig, run: Run) -> float | None:
     taken = used(cfg.parts, path, run)
     questions = [question for question in loaded.questions if question.group not in taken]
     left_out = loaded.left_out | {"used by discovery": len(loaded.questions) - len(questions)}
-    chosen = sorted(questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
+    apart = list({(q.question, q.right, q.wrong): q for q in reversed(questions)}.values())
+    chosen = sorted(apart, key=lambda q: uniform("limit", q.id))[: cfg.limit]
+    left_out |= {"a copy": len(questions) - len(apart), f"beyond limit={cfg.limit}": len(apart) - len(chosen)}
     items = [item_of(question, "pairwise") for question in chosen]
     if not items or not library:
         raise DataError(f"benchmark: {len(items)} items, {len(library)} biases with an operator: nothing to harden")

@@ -86,8 +86,10 @@ def main(cfg: DiscoverConfig, run: Run) -> float | None:
     rounds = None if cfg.acceptance == "paper" else cfg.max_iterations if cfg.validation == "early" else 1
     accepted = library[len(library) - len(rows) + 1 :]  # the rest came with the seeds, from another judge perhaps
     sizes = {p: len(part) for p, part in parts.items()}
+    left_out = sum((Counter(each.left_out) for each in loaded), Counter())
+    left_out["another row of a question"] += sum(len(each.questions) for each in loaded) - sum(sizes.values())
     tables = [
-        rounds_table(found.rounds, found.stop, sum((Counter(each.left_out) for each in loaded), Counter())),
+        rounds_table(found.rounds, found.stop, left_out),
         candidates_table(found.candidates, found.probes, plan, sizes["selection"], effects, rounds),
         effects_table(accepted, effects, trial.mode),
         calls_table(found.rounds, found.candidates, sizes, cfg.deeper, judge.engine.calls, writer.calls),

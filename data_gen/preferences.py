@@ -57,6 +57,7 @@ def main(cfg: PreferencesConfig, run: Run) -> float | None:
         run.note_input(Path(file))
     run.facts |= {"licence": loaded.licence}
     chosen = sorted(loaded.questions, key=lambda q: uniform("limit", q.id))[: cfg.limit]
+    beyond = {f"beyond limit={cfg.limit}": len(loaded.questions) - len(chosen)}
     source = getattr(cfg.source, "format", None) or Path(loaded.files[0] if loaded.files else "generated").stem
     held = held_out(chosen, cfg.test_share)
     train, dropped = pairs_of([q for q in chosen if q.group not in held], "train", loaded.licence, source)
@@ -76,7 +77,7 @@ def main(cfg: PreferencesConfig, run: Run) -> float | None:
     run.write("train.jsonl", unique(train, "id", "preferences"))
     run.write("test.jsonl", unique(test, "id", "preferences"))
     run.write("dropped.jsonl", dropped)
-    run.table(pairs_table([*train, *test], dropped, loaded.left_out))
+    run.table(pairs_table([*train, *test], dropped, loaded.left_out | beyond))
     return float(len(train))
 
 

@@ -141,6 +141,11 @@ def implicit_rows(pairs: Sequence[Preference], rewards: Mapping[str, Sequence[Re
 
 def ask(config: Any, name: str, model: str, pairs: Sequence[Preference], run: Run) -> list[tuple[Judgement, Judgement]]:
     """Let a model judge every pair in both orders."""
+    if not hasattr(getattr(config, "engine", None), "model"):
+        raise UsageError(
+            f"judge {config.name!r} asks no model that the trained ones could replace; choose judge=embedded, or "
+            "judge=generative engine@judge.engine=local, or prompted=false"
+        )
     engine = dataclasses.replace(config.engine, model=model)
     judge = dataclasses.replace(config, engine=engine, name=name).open(run.ledger)
     items = [item_of(pair) for pair in pairs]

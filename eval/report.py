@@ -106,8 +106,11 @@ def main(cfg: ReportConfig, run: Run) -> float | None:
     cases = cases_of(run)
     rest = (run.folder / "cases.jsonl").is_file()
     write_whole(run.folder / "index.html", page(title, found, summary, figures, cases, top, warnings, rest))
-    for file in ("index.html", "summary.json"):
+    drawn_files = [path for folder in ("tables", "figures") for path in sorted((run.folder / folder).glob("*"))]
+    for file in ("index.html", "summary.json", *(str(path.relative_to(run.folder)) for path in drawn_files)):
         run.note_output(file)
+    if rest:
+        run.note_output("cases.jsonl")
     if lead(summary):
         run.say(lead(summary))
     run.say(f"report: {run.folder / 'index.html'}")

@@ -129,6 +129,8 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
         if run.main:
             write_whole(run.folder / "config.yaml", _yaml(values))
         try:
+            if run.main:
+                run.note_models(values)
             run.start_tracker(values["wandb"])
             metric = chosen.function(config, run)
         except BaseException as error:

@@ -126,6 +126,15 @@ class Run:
         """Note an input file, its hash and its count; one of this root by its path there, so that a root may move."""
         self.inputs[self.named(path)] = {"sha256": digest(path), "rows": rows}
 
+    def note_models(self, value: Any) -> None:
+        """Note the weights of every model of this root that the settings name: trained anew, they are another input."""
+        if isinstance(value, Mapping | list):
+            for inner in value.values() if isinstance(value, Mapping) else value:
+                self.note_models(inner)
+        elif isinstance(value, str) and value and Path(value).absolute().is_relative_to(self.root.absolute()):
+            for path in sorted(Path(value).glob("*.safetensors")):
+                self.note_input(path)
+
     def named(self, path: Path) -> str:
         """Name a path as a manifest does: one of this root by its path there."""
         inside = path.absolute().is_relative_to(self.root.absolute())
@@ -152,12 +161,14 @@ class Run:
     def write(self, file: str, rows: Sequence[BaseModel]) -> None:
         """Write records and note the file in the manifest."""
         if self.main:
+            previous.note_written(self.folder, file)
             write_rows(self.folder / file, rows)
             self.outputs[file] = {"sha256": digest(self.folder / file), "rows": len(rows)}
 
     def note_output(self, file: str) -> None:
         """Note an output that was written otherwise."""
         if self.main:
+            previous.note_written(self.folder, file)
             self.outputs[file] = {"sha256": digest(self.folder / file), "rows": None}
 
     def say(self, text: str) -> None:
@@ -239,14 +250,9 @@ class Run:
         """Hold the folder while the stage runs, and leave a manifest whatever happens."""
         self.folder.mkdir(parents=True, exist_ok=True)
         if self.main:
-            self._lock = (self.folder / ".lock").open("w")
-            try:
-                fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except OSError as error:
-                raise UsageError(
-                    f"{self.folder} is in use by another process; wait for it, or use another name"
-                ) from error
+            self._lock = held(self.folder / ".lock")
             old = read_manifest(self.folder)
+            previous.finish_moving(self.folder, old)
             if old is not None and old["status"] == "complete":
                 previous.set_aside(self.folder, old)
         try:
@@ -264,7 +270,7 @@ class Run:
         if status == "complete":
             write_json(self.folder / "metrics.json", {k: v.model_dump() for k, v in self.summary.items()})
             write_json(self.folder / "tables.json", [table.model_dump(mode="json") for table in self.tables])
-        if status == "failed" and previous.bring_back(self.folder, list(self.outputs)):
+        if status == "failed" and previous.bring_back(self.folder):
             self.say(f"{self.folder}: what stood there before is back")
         else:
             write_json(self.folder / "manifest.json", self._manifest(status, metric, reason))
@@ -302,6 +308,21 @@ class Run:
             config=dict(self.config), reinit="finish_previous",
             settings=wandb.Settings(silent=True, save_code=False, disable_git=True),
         )  # fmt: skip
+
+
+def held(path: Path) -> IO[str]:
+    """Hold a folder by a lock in it, until the file is closed or this process ends.
+
+    Raises:
+        UsageError: another process holds it.
+    """
+    file = path.open("w")
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        file.close()
+        raise UsageError(f"{path.parent} is in use by another process; wait for it, or use another name") from error
+    return file
 
 
 def read_manifest(folder: Path) -> dict[str, Any] | None:

@@ -272,6 +272,7 @@ def report_speed(trainer: Any, rows: int, tokens: int, run: Run) -> None:
         return
     written = [canonical({"step": entry["step"], "loss": entry["loss"]}) for entry in losses]
     write_whole(run.folder / "losses.jsonl", "\n".join(written) + "\n")
+    run.note_output("losses.jsonl")
     run.event("speed", **{key: value for key, value in speed._asdict().items() if value is not None})
     mfu = "" if speed.mfu is None else f", MFU {speed.mfu:.1%}"
     run.say(

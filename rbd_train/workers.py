@@ -22,7 +22,7 @@ from rbd_train.config import data_dir
 from rbd_train.embedded import cache_folder
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.launched import STOP_FILE
-from rbd_train.run import Run, read_manifest
+from rbd_train.run import Run, held, read_manifest
 from rbd_train.store import write_whole
 
 
@@ -60,11 +60,17 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
         KeyboardInterrupt: Ctrl-C told them.
         DataError: a worker failed otherwise.
     """
-    file = data_dir("launch") / f"{values['launch']}.yaml"
     known = sorted(path.stem for path in data_dir("launch").glob("*.yaml"))
     if values["launch"] not in known:
         raise UsageError(f"launch has no file {values['launch']!r}; choose one of {', '.join(known)}")
     here = machines(os.environ)
+    run.folder.mkdir(parents=True, exist_ok=True)
+    with held(run.folder / f".launch-{here.rank}.lock"):  # two launches would write one another's settings
+        return _launch(run, name, values, resolved, here)
+
+
+def _launch(run: Run, name: str, values: Mapping[str, Any], resolved: str, here: Machines) -> float | None:
+    file = data_dir("launch") / f"{values['launch']}.yaml"
     path = run.folder / "resolved.yaml"
     write_whole(path, resolved)
     worker = ["-m", "rbd_train.app", name, "--resolved", str(path), f"debug={str(values['debug']).lower()}"]
@@ -80,7 +86,8 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
     with stopping(run.folder / STOP_FILE, [*words, *worker], environment, keeps) as (process, asked):
         code = process.wait()
     manifest = read_manifest(run.folder)
-    left = code != 0 and manifest is not None and manifest["status"] == "incomplete"
+    now = manifest is not None and manifest["finished"] >= started  # else it is of an earlier try, or another process
+    left = code != 0 and now and manifest is not None and manifest["status"] == "incomplete"
     told = f"{run.folder}: {manifest['reason'].partition(': ')[2]}" if left and manifest else ""
     if code and signal.SIGINT in asked:
         raise KeyboardInterrupt(told)
@@ -88,7 +95,7 @@ def launch(run: Run, name: str, values: Mapping[str, Any], resolved: str) -> flo
         raise IncompleteError(told)
     if code:
         reason = "see above"
-        if manifest is not None and manifest["status"] == "failed" and manifest["finished"] >= started:
+        if now and manifest is not None and manifest["status"] == "failed":
             reason = manifest["reason"].partition(": ")[2]
         kind = UsageError if code == 2 else DataError
         raise kind(f"{values['launch']}: a worker of {run.folder} failed with exit code {code}; {reason}")

@@ -20,7 +20,7 @@ from omegaconf import OmegaConf
 from rbd_train.app import STAGES, BaseConfig, load_stage
 from rbd_train.config import build, compose, data_dir, field_help
 from rbd_train.errors import UsageError
-from rbd_train.previous import set_aside
+from rbd_train.previous import note_written, set_aside
 from tests.examples import example  # type: ignore[import-not-found]
 
 CONF = data_dir("conf")
@@ -348,6 +348,36 @@ def test_an_overwrite_that_fails_leaves_what_stood_there(rbd: Any, tmp_path: Pat
         assert said.code == 1 and "what stood there before is back" in said.out
         assert {path: path.read_bytes() for path in kept} == before and not (folder / ".previous").exists()
     assert "complete already" in rbd(*PAIRS).out
+
+
+def test_an_overwrite_killed_while_it_moved_files_or_wrote_gives_all_back(
+    rbd: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "runs/default/pairs"
+    assert rbd(*PAIRS).code == 0
+    kept = [path for path in folder.iterdir() if path.suffix in (".json", ".jsonl", ".yaml") and path.stem != "events"]
+    before = {path: path.read_bytes() for path in kept}
+    moved, rename = [], Path.rename
+
+    def first_alone(self: Path, target: Path) -> Path:
+        moved.append(self)
+        if len(moved) == 2:
+            raise KeyboardInterrupt
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", first_alone)
+    with pytest.raises(KeyboardInterrupt):
+        set_aside(folder, manifest(folder))
+    monkeypatch.undo()
+    monkeypatch.chdir(tmp_path)
+    said = rbd(*PAIRS, "source.path=typo.jsonl", "overwrite=true")
+    assert said.code == 1 and {path: path.read_bytes() for path in kept} == before
+    set_aside(folder, manifest(folder))  # and one that had written what the old one had not
+    note_written(folder, "new.jsonl")
+    (folder / "new.jsonl").write_text("{}")
+    said = rbd(*PAIRS, "source.path=typo.jsonl", "overwrite=true")
+    assert said.code == 1 and not (folder / "new.jsonl").exists()
+    assert {path: path.read_bytes() for path in kept} == before
 
 
 def test_an_overwrite_that_was_killed_begins_anew_without_the_old_rows(rbd: Any, tmp_path: Path) -> None:

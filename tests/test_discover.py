@@ -23,7 +23,7 @@ from rbd_train.ledger import Ledger
 from rbd_train.prompts.identify import Identified, read_identified
 from rbd_train.prompts.merge import read_merge
 from rbd_train.prompts.rate import read_rating
-from rbd_train.prompts.rewrite import cut_ending, join, read_rewrite, rewrite_fault
+from rbd_train.prompts.rewrite import Parts, cut_ending, join, read_rewrite, rewrite_fault
 from rbd_train.records import Bias, BiasPair, Definition, Judgement, Operator, Outcome, Placed, Question, group_of
 from rbd_train.sources.planted import PlantedSource
 from rbd_train.sources.preference import PreferenceSource, label_balance
@@ -142,10 +142,13 @@ def test_questions_without_two_answers_are_counted_and_never_used(rbd: Callable[
     told = "answers are the same: 10, no wrong answer: 10"
     said = rbd("discover", *OWN, *judge, *writer, "shares=[0.3,0.3,0.3,0.1]", "deeper=false", "max_iterations=1")
     assert said.code == 0, said.err
+    assert "another row" not in note("discover", "discover_rounds"), "every question is one of its own"
     assert told in note("discover", "discover_rounds") and len(rows(Path("runs/default/discover/parts.jsonl"))) == 40
     said = rbd("benchmark", *OWN, *judge, *writer, "limit=3", "variants=1", "fooled=0", "parts=null")
     assert said.code == 0, said.err
-    assert told in note("benchmark", "benchmark") and "No judge chose" in note("benchmark", "benchmark")
+    assert "beyond limit=3: 1, no wrong answer: 10, used by discovery: 36" in note("benchmark", "benchmark")
+    assert "answers are the same: 10" in note("benchmark", "benchmark")
+    assert "No judge chose" in note("benchmark", "benchmark")
     assert len({row["original_id"] for row in rows(Path("runs/default/benchmark/benchmark.jsonl"))}) == 3
     said = rbd("preferences", *OWN, *writer, "test_share=0")
     assert said.code == 0, said.err
@@ -502,6 +505,18 @@ def test_a_length_that_cannot_be_kept_is_a_fault(tmp_path: Path, answer: str, bo
         ("Unfortunately, I cannot help with this.", "refused"), ("I'm not able to do that.", "refused"),
         ("As a language model, I cannot do that.", "refused"), ("I won’t rewrite this.", "refused"),
         ("I must decline to do this.", "refused"), ("My apologies, this goes too far.", "refused"),
+        ("I would rather not rewrite this.", "refused"), ("As an AI, I cannot do this.", "refused"),
+        ("I am not going to rewrite this.", "refused"), ("I'm going to have to decline.", "refused"),
+        ("I can't stress enough that we add.", ""), ("As an AI researcher at MIT says, we add.", ""),
+        ("I won't leave out a single step.", ""), ("I'm afraid many get this wrong.", ""),
+        ("Here is the rewritten body:\nSurely.", "tells of the rewriting"),
+        ("Manner: certain.", "tells of the rewriting"),
+        ("I have rewritten this. We add.", "tells of the rewriting"), ("Here is how: we add.", ""),
+        ("The correct answer is therefore (C).", "changes the answer"), ("Option K is correct.", "changes the answer"),
+        ("98 is the answer, then.", "changes the answer"), ("The answer is **ninety**.", "changes the answer"),
+        ("Surely the answer is Paris.", "changes the answer"), ("It must be 98.", "changes the answer"),
+        ("The answer is clear: we add them.", ""), ("Three sources say so: [1], [2] and [3].", ""),
+        ("The manual is from 1998, and says this.", ""),
         ("Unfortunately we have to add them.", ""), ("I can see that we add them.", ""),
         ("word " * 400, "length out of bounds"), ("I am certain. We add them.", ""),
     ],
@@ -509,6 +524,21 @@ def test_a_length_that_cannot_be_kept_is_a_fault(tmp_path: Path, answer: str, bo
 def test_a_rewrite_that_fails_a_check_says_which(body: str, fault: str) -> None:
     answer = "We add them.\nThe answer is 7."
     assert rewrite_fault(CERTAIN, "What is 3 + 4?", answer, cut_ending(answer), body, 2.0) == fault
+
+
+@pytest.mark.parametrize(
+    ("head", "sign", "tail"),
+    [("Answer: ", ".", ""), ("answer is -", ".,/", ""), ("a", "\n", "b"), ("is ", "1,", "")],
+)
+@pytest.mark.timeout(20)
+def test_a_long_row_of_signs_is_read_in_no_time(head: str, sign: str, tail: str) -> None:
+    """Each took minutes: repetitions that overlap try every split."""
+    text = head + sign * 50_000 + tail
+    parts = cut_ending(text)
+    assert (
+        rewrite_fault(CERTAIN, "?", "Seven.", Parts("Seven.", "End."), text, 2.0) and parts.body + parts.ending == text
+    )
+    assert join(Parts("x" * 50, "End."), text, True).endswith("End.")
 
 
 def test_a_failed_call_is_a_fault_and_never_a_text() -> None:  # A24

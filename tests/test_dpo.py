@@ -109,6 +109,9 @@ def test_arms_are_compared_over_their_seeds_by_both_measures(rbd: Callable[..., 
         seeds = tables[f"before_after_{title}_seeds"]["rows"]
         assert {row[0] for row in seeds} >= {"augmented-0 -> plain-0", "augmented-1 -> plain-1"}
         assert not any("0 -> " in row[0] and "-1" in row[0] for row in seeds)
+    scripted = ("judge=generative", "engine@judge.engine=scripted", "name=other", "test=test.jsonl")
+    said = rbd("before_after", *scripted, "runs=[plain-0,plain-1]")
+    assert said.code == 2 and "asks no model that the trained ones could replace" in said.err
     assert rbd("report", "name=both").code == 0
     page = Path("runs/both/report/index.html").read_text()
     assert "The model before and after DPO" in page and "Models compared, prompted" in page

@@ -22,6 +22,7 @@ from rbd_train.modelling import (
     resolve_model,
 )
 from rbd_train.prompts.detect import detect_messages, parse_trace, read_trace
+from rbd_train.run import held
 from rbd_train.sft import Rows, check_rows, keep_trainable
 from rbd_train.store import write_rows
 from tests.examples import example  # type: ignore[import-not-found]
@@ -185,3 +186,27 @@ def test_a_reply_of_the_trained_format_is_read(tokenizer: Any) -> None:
     rendered = render_example(tokenizer, [{"role": "user", "content": "q"}], "Because.", False)
     reply = tokenizer.decode([t for t, label in zip(*rendered, strict=True) if label != -100][:-1])
     assert parse_trace(reply) == ("Because.", False, None)
+
+
+def test_what_a_model_of_this_root_measured_is_stale_once_it_is_trained_anew(
+    rbd: Callable[..., Any], train_file: Path
+) -> None:
+    train = ("sft", "model=tiny", f"train=[{train_file}]", "trainer.max_steps=1")
+    measure = ("detection", f"examples={train_file}", "detector.max_new_tokens=4")
+    for words in (train, measure):
+        said = rbd(*words)
+        assert said.code == 0, said.err
+    assert "complete already" in rbd(*measure).out
+    assert rbd(*train[:-1], "trainer.max_steps=3", "overwrite=true").code == 0
+    said = rbd(*measure)
+    assert said.code == 2 and "input default/sft/model/model.safetensors" in said.err
+
+
+def test_a_second_launch_in_one_folder_is_refused_before_it_writes_settings(
+    rbd: Callable[..., Any], train_file: Path, tmp_path: Path
+) -> None:
+    folder = tmp_path / "runs/default/sft"
+    folder.mkdir(parents=True)
+    with held(folder / ".launch-0.lock"):
+        said = rbd("sft", "model=tiny", f"train=[{train_file}]", "launch=ddp", "processes=2")
+    assert said.code == 2 and "in use by another process" in said.err and not (folder / "resolved.yaml").exists()
