@@ -43,7 +43,7 @@ class BaseConfig:
     launch: str | None = None  # a file of launch/ (ddp, zero2, zero3, ...): start workers with accelerate
     processes: int | None = None  # workers to start; default: what the launch file says
     trial: str | None = None  # set by a sweep: suffix of the stage's folder
-    overwrite: bool = False  # run a complete stage again
+    overwrite: bool = False  # run a complete stage again; where that fails, what stood there is back
     dry_run: bool = False  # tell calls, tokens and money of the next calls, make none and write nothing
     debug: bool = False  # show tracebacks
     wandb: dict[str, Any] = dataclasses.field(default_factory=dict)  # mode (online, offline, disabled), project, ...
