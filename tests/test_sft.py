@@ -210,3 +210,9 @@ def test_a_second_launch_in_one_folder_is_refused_before_it_writes_settings(
     with held(folder / ".launch-0.lock"):
         said = rbd("sft", "model=tiny", f"train=[{train_file}]", "launch=ddp", "processes=2")
     assert said.code == 2 and "in use by another process" in said.err and not (folder / "resolved.yaml").exists()
+
+
+def test_a_long_setting_is_no_folder(rbd: Callable[..., Any]) -> None:
+    """Every setting is looked at for models; a text too long for a name must not end the stage."""
+    said = rbd("pairs", "root=.", "source=generated", "limit=1", f"wandb.project={'x' * 5000}")
+    assert said.code == 0, said.err
