@@ -131,10 +131,13 @@ class Run:
         if isinstance(value, Mapping | list):
             for inner in value.values() if isinstance(value, Mapping) else value:
                 self.note_models(inner)
-        elif isinstance(value, str) and os.path.isdir(value):  # of a long text, Path.is_dir raises
-            if Path(value).absolute().is_relative_to(self.root.absolute()):
-                for path in sorted(Path(value).glob("*.safetensors")):
-                    self.note_input(path)
+        elif (
+            isinstance(value, str)
+            and os.path.isdir(value)
+            and Path(value).absolute().is_relative_to(self.root.absolute())
+        ):  # Path.is_dir raises at a text that is too long for a name
+            for path in sorted(Path(value).glob("*.safetensors")):
+                self.note_input(path)
 
     def named(self, path: Path) -> str:
         """Name a path as a manifest does: one of this root by its path there."""
