@@ -36,8 +36,8 @@ def texts(rows: int) -> list[str]:
 def ours(url: str, rows: int, folder: str) -> float:
     import openai  # noqa: F401  # as the other sides: what is imported is not timed
 
-    from rbd_train.engine import Sampling
     from rbd_train.engines.http import HttpEngine
+    from rbd_train.exchange import Sampling
     from rbd_train.ledger import Ledger
 
     settings = HttpEngine(model="m", base_url=url, api_key_env=None, concurrency=CONCURRENCY)

@@ -14,8 +14,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-from rbd_train.engine import Engine, Messages, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.local import LocalBackend
+from rbd_train.exchange import Messages, Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, resolve_model
 from rbd_train.prompts.verdict import verdict_messages

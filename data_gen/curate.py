@@ -19,9 +19,10 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.errors import DataError, UsageError
 from rbd_train.hub import upload
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 from rbd_train.store import write_whole
 
 

@@ -25,8 +25,9 @@ from data_gen.biases.own import own_pairs, read_own_bias
 from data_gen.biases.tone import toned_pairs
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import NAMES, read_library
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.records import Bias, BiasPair, Dropped, Question, uniform
 from rbd_train.run import Run, Table
 from rbd_train.store import unique

@@ -20,10 +20,11 @@ from rbd_train.acceptance import holm
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Shown
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import Paired, Rate, mean_rate, paired_change, paired_test
 from rbd_train.modelling import resolve_model
 from rbd_train.records import Item, Judgement, Preference, Reward, uniform
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 from rbd_train.store import fingerprint
 
 

@@ -35,8 +35,9 @@ from eval.contrast_tables import (
 )
 from rbd_train.app import BaseConfig, stage
 from rbd_train.contrast import CONTENT_FREE, TEMPERATURES, Setting, check_mode, decide, setting_of
-from rbd_train.engine import ChoiceLogprobs, Engine, Family
+from rbd_train.engine import Engine, Family
 from rbd_train.errors import DataError
+from rbd_train.exchange import ChoiceLogprobs
 from rbd_train.prompts.direct import read_template, with_criteria
 from rbd_train.records import Graded, ScoreRow, uniform
 from rbd_train.run import Run, Table

@@ -21,9 +21,10 @@ from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for, unnamed
 from rbd_train.detector import Detector
 from rbd_train.errors import DataError
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import accuracy_rate, coverage_rate, f1_rate, macro_f1
 from rbd_train.records import BiasRecord, Case, Example, Trace
-from rbd_train.run import Run, Table, read_manifest
+from rbd_train.run import Run, Table
 from rbd_train.tables import counted, markdown
 from rbd_train.weights import add_scores
 

@@ -5,8 +5,9 @@ from collections.abc import Mapping, Sequence
 from eval.layouts import Told
 from eval.rivals import DETECTOR_ALONE
 from rbd_train.app import STAGES
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import Rate
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 
 ELSEWHERE = ("discover", "benchmark", "dpo", "before_after", "contrast", "judging")  # measure without a detector
 

@@ -17,9 +17,10 @@ from rbd_train.agreement import kappa, krippendorff
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
 from rbd_train.judge import Judge, Shown
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import Rate, detectable, holm, mean_rate, paired_change, paired_test
 from rbd_train.records import BiasPair, Item, Judgement, Question, uniform
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 from rbd_train.sources import Loaded
 from rbd_train.store import unique
 from rbd_train.tables import declared

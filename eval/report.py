@@ -25,9 +25,10 @@ from eval.rivals import DETECTOR_ALONE
 from eval.side_by_side import tests_table
 from rbd_train.app import STAGES, BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import Rate
 from rbd_train.prompts import label
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 from rbd_train.store import write_json, write_whole
 from rbd_train.tables import as_csv, cell_text, latex, listed, markdown
 

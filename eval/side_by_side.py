@@ -6,9 +6,10 @@ from typing import Any
 
 from eval.cases import json_rows
 from eval.verdicts import voted
+from rbd_train.manifest import read_manifest
 from rbd_train.metrics import detectable, holm, mean_rate, paired_change, paired_test
 from rbd_train.records import Trace
-from rbd_train.run import Cell, Run, Table, read_manifest
+from rbd_train.run import Cell, Run, Table
 
 Rights = dict[str, tuple[str, bool]]  # item -> its group, whether it was right
 

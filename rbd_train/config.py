@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rbd_train.errors import UsageError
-from rbd_train.run import flat
+from rbd_train.manifest import flat
 
 
 def data_dir(name: str) -> Path:

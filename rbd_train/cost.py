@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 from rbd_train.errors import IncompleteError
 
 if TYPE_CHECKING:
-    from rbd_train.engine import Reply, Request
+    from rbd_train.exchange import Reply, Request
 
 
 class Tokens(NamedTuple):

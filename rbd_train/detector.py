@@ -8,8 +8,9 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from rbd_train.biases import Definitions
-from rbd_train.engine import Engine, Message, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Message, Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.detect import choose_shots, detect_messages, read_trace, shot_messages
 from rbd_train.records import Case, Example, Trace

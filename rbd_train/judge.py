@@ -7,8 +7,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
 
 from rbd_train import cues
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.prompts import label, own_template, shown_statement
 from rbd_train.prompts.verdict import (

@@ -4,8 +4,9 @@ import re
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from rbd_train.engine import ChoiceLogprobs, Engine, Family, Messages
+from rbd_train.engine import Engine, Family
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import ChoiceLogprobs, Messages
 from rbd_train.modelling import encode_context, render_context
 from rbd_train.prompts.direct import TEMPLATE, direct_messages
 from rbd_train.records import Graded, ScoreRow

@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 
 from rbd_train.config import build, compose
 from rbd_train.errors import UsageError
-from rbd_train.run import Cell, Table, read_manifest
+from rbd_train.manifest import read_manifest
+from rbd_train.run import Cell, Table
 from rbd_train.store import fingerprint
 
 

@@ -22,7 +22,8 @@ from rbd_train.config import data_dir
 from rbd_train.embedded import cache_folder
 from rbd_train.errors import DataError, IncompleteError, UsageError
 from rbd_train.launched import STOP_FILE
-from rbd_train.run import Run, held, read_manifest
+from rbd_train.manifest import read_manifest
+from rbd_train.run import Run, held
 from rbd_train.store import write_whole
 
 

@@ -13,9 +13,10 @@ from rbd_train.classifier import ClassifierDetector
 from rbd_train.cost import Cost as PricedCost
 from rbd_train.debias import Decision, debias, decide
 from rbd_train.detector import EngineDetector
-from rbd_train.engine import Completion, Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend, function_judge
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Completion, Sampling
 from rbd_train.judge import ContentJudge, GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.verdict import SYSTEM

@@ -14,10 +14,11 @@ from data_gen.biases.identify import merged, named
 from data_gen.biases.rewrite import Task, rewrite
 from data_gen.biases.trial import Trial, item_of, order_of
 from rbd_train.biases import KNOWN, SEEDS, definitions_for, read_library
-from rbd_train.engine import Completion, Engine
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.engines.rules import reply
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import Completion
 from rbd_train.judge import ContentJudge, GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.identify import Identified, read_identified

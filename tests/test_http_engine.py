@@ -13,11 +13,12 @@ from typing import Any, NamedTuple
 import pytest
 
 from rbd_train.detector import EngineDetector
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.http import HttpEngine
 from rbd_train.engines.pace import Server as Places
 from rbd_train.engines.wire import retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.prompts.detect import read_trace
 from rbd_train.records import Case, Definition, View

@@ -13,9 +13,10 @@ from typing import Any
 import pytest
 
 from rbd_train.cost import Cost, at_most
-from rbd_train.engine import Completion, Engine, Reply, Request, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend, function_judge
 from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.exchange import Completion, Reply, Request, Sampling
 from rbd_train.ledger import Ledger
 
 SHORT = Sampling(max_new_tokens=8)

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine, Reply, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.local import LocalBackend, LocalEngine, RowNoise
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion, Reply, Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import (
     OPENER,
@@ -248,7 +249,7 @@ def test_only_batches_with_something_missing_are_run(open_tiny: Opener) -> None:
 
 
 def requests_of(text: str) -> list[Any]:
-    from rbd_train.engine import Request
+    from rbd_train.exchange import Request
 
     return [Request(asking(text)[0], GREEDY)]
 

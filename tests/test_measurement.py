@@ -23,9 +23,10 @@ from eval.judging import Judged, Others, agreement_table, compare_table
 from eval.report import lead
 from eval.rivals import flipped, right_before, rivals_table
 from rbd_train.acceptance import Plan
-from rbd_train.engine import ChoiceLogprobs, Completion, Engine
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend, function_judge
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion
 from rbd_train.judge import GenerativeJudge, Shown
 from rbd_train.ledger import Ledger
 from rbd_train.metrics import Rate

@@ -20,8 +20,9 @@ from eval.figures import accuracy_figure, scaling_figure
 from eval.layouts import LAYOUTS, Told
 from eval.report import SECTIONS, measured_model
 from rbd_train.app import STAGES
+from rbd_train.manifest import machine
 from rbd_train.metrics import Rate
-from rbd_train.run import Run, Table, machine
+from rbd_train.run import Run, Table
 from rbd_train.tables import latex
 
 ROOT = Path(__file__).parents[1]

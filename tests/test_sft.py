@@ -11,8 +11,8 @@ import pytest
 
 from rbd_train.app import _read_yaml, _yaml
 from rbd_train.config import compose
-from rbd_train.engine import Completion
 from rbd_train.errors import DataError
+from rbd_train.exchange import Completion
 from rbd_train.modelling import (
     encode_context,
     load_tokenizer,

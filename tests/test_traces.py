@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rbd_train.biases import case_of
-from rbd_train.engine import Completion, Status
+from rbd_train.exchange import Completion, Status
 from rbd_train.prompts.detect import detect_messages, parse_trace, read_trace
 from rbd_train.records import BiasPair, BiasRecord, Case, Definition, Item, Judgement, Outcome, View
 

@@ -6,9 +6,10 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from rbd_train.engine import Engine, Messages
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Messages
 from rbd_train.judge import GenerativeJudge, Shown
 from rbd_train.ledger import Ledger
 from rbd_train.prompts import fence, own_template

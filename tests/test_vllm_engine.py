@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.engines.local import LocalEngine
 from rbd_train.engines.vllm import VllmEngine
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import load_model, resolve_model
 from tests.test_local_engine import CHOICES, TEXTS, asking  # type: ignore[import-not-found]

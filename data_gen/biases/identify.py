@@ -5,7 +5,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from rbd_train.biases import slug
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
+from rbd_train.exchange import Sampling
 from rbd_train.judge import GenerativeJudge, Judge, decision_text
 from rbd_train.prompts.explain import explain_messages
 from rbd_train.prompts.identify import Identified, identify_messages, read_identified

@@ -16,8 +16,9 @@ from typing import Literal
 from pydantic import JsonValue, ValidationError, model_validator
 
 from rbd_train.biases import slug
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.prompts import fence
 from rbd_train.records import BiasPair, Dropped, Item, Question, Record, uniform
 from rbd_train.store import fingerprint, read_text

@@ -3,8 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.prompts.rewrite import cut_ending, join, length_fault, read_rewrite, rewrite_fault, rewrite_messages
 from rbd_train.records import Bias
 

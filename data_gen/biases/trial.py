@@ -5,8 +5,9 @@ from string import Template
 from typing import Literal, NamedTuple
 
 from data_gen.biases.rewrite import Rewritten, Task, rewrite
-from rbd_train.engine import Engine, Sampling
+from rbd_train.engine import Engine
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Sampling
 from rbd_train.judge import ContentJudge, GenerativeJudge, Judge, Shown
 from rbd_train.planted import PlantedJudge
 from rbd_train.prompts.rate import rate_messages, read_rating

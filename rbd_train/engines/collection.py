@@ -12,10 +12,11 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rbd_train.cost import at_most
-from rbd_train.engine import TERMINAL, Commit, Completion, Reply, Request
+from rbd_train.engine import Commit
 from rbd_train.engines.pace import Limit, Server, Servers
 from rbd_train.engines.wire import body_of, read_answer, retry_after
 from rbd_train.errors import DataError, IncompleteError, UsageError
+from rbd_train.exchange import TERMINAL, Completion, Reply, Request
 from rbd_train.run import world_size
 
 if TYPE_CHECKING:

@@ -10,8 +10,9 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Messages, Reply, Request
+from rbd_train.engine import Commit, Engine
 from rbd_train.errors import UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion, Messages, Reply, Request
 from rbd_train.judge import GenerativeJudge
 from rbd_train.ledger import Ledger
 from rbd_train.store import fingerprint

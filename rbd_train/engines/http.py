@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, Any
 from pydantic import JsonValue
 
 from rbd_train.cost import Cost
-from rbd_train.engine import Commit, Engine, Request
+from rbd_train.engine import Commit, Engine
 from rbd_train.engines.collection import Collection
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Request
 from rbd_train.ledger import Ledger
 from rbd_train.run import world_size
 

@@ -13,9 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Family, Reply, Request, Sampling, Status
+from rbd_train.engine import Commit, Engine, Family
 from rbd_train.engines.tree import TREE_TOKENS, Asked, plan, read
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion, Reply, Request, Sampling, Status
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
 from rbd_train.store import canonical, digest

@@ -8,9 +8,10 @@ import re
 from dataclasses import dataclass
 from typing import Any, cast
 
-from rbd_train.engine import Engine, Messages
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Messages
 from rbd_train.ledger import Ledger
 from rbd_train.prompts import LETTERS, identify, merge, rewrite
 from rbd_train.records import uniform

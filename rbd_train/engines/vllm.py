@@ -12,10 +12,11 @@ from typing import Any
 
 from pydantic import JsonValue
 
-from rbd_train.engine import ChoiceLogprobs, Commit, Completion, Engine, Reply, Request, Status
+from rbd_train.engine import Commit, Engine
 from rbd_train.engines.local import DTYPES, seed_of, weights_digest
 from rbd_train.engines.wire import listed
 from rbd_train.errors import DataError, UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion, Reply, Request, Status
 from rbd_train.ledger import Ledger
 from rbd_train.modelling import encode_context, load_tokenizer, resolve_model
 from rbd_train.run import world_size

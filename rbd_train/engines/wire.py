@@ -5,8 +5,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rbd_train.engine import ChoiceLogprobs, Completion, Reply, Request
 from rbd_train.errors import UsageError
+from rbd_train.exchange import ChoiceLogprobs, Completion, Reply, Request
 from rbd_train.records import Position, Readings, Step
 
 REASONING_FIELDS = ("reasoning", "reasoning_content")  # vLLM renamed the second to the first (vllm#27752)

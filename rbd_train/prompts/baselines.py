@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rbd_train.engine import Message
+from rbd_train.exchange import Message
 from rbd_train.prompts.verdict import RULES, SYSTEM, ask_for, material, own_messages
 from rbd_train.records import Item
 

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rbd_train.engine import Completion, Message
+from rbd_train.exchange import Completion, Message
 from rbd_train.prompts import fence, label
 from rbd_train.records import Case, Example, View, uniform
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 from pydantic import Field, ValidationError
 
-from rbd_train.engine import Message
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Message
 from rbd_train.prompts import fence, own_template
 from rbd_train.records import Graded, Record
 from rbd_train.store import read_text

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 
-from rbd_train.engine import Completion, Message
+from rbd_train.exchange import Completion, Message
 from rbd_train.prompts import fence, json_object
 from rbd_train.records import Bias
 

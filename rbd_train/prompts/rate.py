@@ -2,7 +2,7 @@
 
 import re
 
-from rbd_train.engine import Completion, Message
+from rbd_train.exchange import Completion, Message
 from rbd_train.prompts import fence
 from rbd_train.records import Item, Outcome
 

@@ -7,7 +7,7 @@ import re
 from bisect import bisect_right
 from typing import NamedTuple
 
-from rbd_train.engine import Completion, Message
+from rbd_train.exchange import Completion, Message
 from rbd_train.prompts import fence
 from rbd_train.records import Bias
 

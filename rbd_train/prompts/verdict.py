@@ -6,8 +6,8 @@ import string
 import unicodedata
 from collections.abc import Sequence
 
-from rbd_train.engine import Message
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Message
 from rbd_train.prompts import LETTERS, fence, label, shown_statement
 from rbd_train.records import Item, Outcome
 

@@ -9,10 +9,11 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from rbd_train.engine import Engine, Messages
+from rbd_train.engine import Engine
 from rbd_train.engines.function import FunctionBackend
 from rbd_train.engines.rules import FENCED, fields
 from rbd_train.errors import UsageError
+from rbd_train.exchange import Messages
 from rbd_train.ledger import Ledger
 from rbd_train.prompts import explain, rate, verdict
 from rbd_train.records import Question, uniform
