@@ -129,8 +129,7 @@ def run_stage(chosen: Stage, values: dict[str, Any], worker: bool = False) -> fl
         if run.main:
             write_whole(run.folder / "config.yaml", _yaml(values))
         try:
-            if run.main:
-                run.note_models(values)
+            run.note_models(values)  # on every rank: checkpoints are named by the inputs
             run.start_tracker(values["wandb"])
             metric = chosen.function(config, run)
         except BaseException as error:

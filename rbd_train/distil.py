@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
-from rbd_train.launched import on_one_gpu, prepare_deepspeed, set_precision, sharded
+from rbd_train.launched import check_alike, on_one_gpu, prepare_deepspeed, set_precision, sharded
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, plain, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example
 from rbd_train.run import Run, world_size
 from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_model, check_schedule, check_settings
+from rbd_train.store import fingerprint
 from rbd_train.training import log_to, own_optimizer
 from rbd_train.weights import DETECTORS, model_card, save
 
@@ -143,6 +144,7 @@ def make_trainer(
         dataloader_pin_memory=cuda,
     )  # fmt: skip
     on_one_gpu(args)
+    check_alike(fingerprint([run.inputs, prompts]))
     student: Any = load_model(source, cfg.model.dtype)
     wise = load_model(teacher, cfg.model.dtype)
     if wise.config.vocab_size < student.config.vocab_size:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from rbd_train.app import BaseConfig, stage
 from rbd_train.engines.local import weights_digest
 from rbd_train.errors import DataError, UsageError
-from rbd_train.launched import STOP_FILE, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
+from rbd_train.launched import STOP_FILE, check_alike, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
 from rbd_train.metrics import mean_rate
 from rbd_train.modelling import (
     TAGS,
@@ -246,6 +246,7 @@ def make_trainer(
         )
     prepare_deepspeed(cuda)
     args = arguments(settings, seed, checkpoints, cuda, run.main)
+    check_alike(checkpoints.name)
     longest = max(len(pair.prompt_ids) + max(len(pair.chosen_ids), len(pair.rejected_ids)) for pair in pairs)
     eager = not cuda and 2 * max(settings.micro_batch, settings.reference_batch) * longest**2 <= EAGER_SCORES
     module: Any = load_model(source, model.dtype, "eager" if eager else None)

@@ -6,7 +6,7 @@ accelerate tells it by the environment, which one process without a launch file 
 import os
 from typing import Any
 
-from rbd_train.errors import UsageError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.run import world_size
 
 STOP_FILE = "stop"  # made by the launching process when it is told to stop; workers finish their step and save
@@ -54,6 +54,28 @@ def agreed(recompute: bool, device: Any) -> bool:
     flag = torch.tensor(int(recompute), device=device)
     distributed.all_reduce(flag, op=distributed.ReduceOp.MAX)
     return bool(flag.item())
+
+
+def check_alike(read: str) -> None:
+    """Refuse ranks that read different files: they would train apart, or wait for each other for ever.
+
+    Args:
+        read: names what this rank read; a checkpoint, or a fingerprint of settings and inputs.
+
+    Raises:
+        DataError: names what two ranks read.
+    """
+    from accelerate.utils import gather_object
+
+    if world_size() == 1:
+        return
+    ranks: list[str] = gather_object([read])
+    other = next((number for number, each in enumerate(ranks) if each != ranks[0]), None)
+    if other is not None:
+        raise DataError(
+            f"rank 0 has {ranks[0]}, rank {other} has {ranks[other]}: they read other data, another model or another "
+            "checkpoint; on several machines root must be one shared folder, and every file the same"
+        )
 
 
 def prepare_deepspeed(cuda: bool) -> None:

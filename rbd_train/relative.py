@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
+from rbd_train.launched import check_alike
 from rbd_train.modelling import encode_context, load_model, load_tokenizer, pad_id, resolve_model
 from rbd_train.run import Run, Table
 from rbd_train.settings import ModelConfig
@@ -156,6 +157,7 @@ def distiller(
         model=student, args=args, train_dataset=Dataset.from_list([{"input_ids": row} for row in rows]),
         data_collator=DataCollatorWithPadding(tokenizer),
     )  # fmt: skip
+    check_alike(checkpoints.name)
     teacher.to(trainer.args.device)  # type: ignore[arg-type]
     trainer.remove_callback(PrinterCallback)
     return trainer

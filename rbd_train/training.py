@@ -14,7 +14,16 @@ from typing import TYPE_CHECKING, Any
 
 from rbd_train.checkpoints import check_fits, newest_whole
 from rbd_train.errors import DataError, IncompleteError
-from rbd_train.launched import STOP_FILE, agreed, layout, on_one_gpu, prepare_deepspeed, set_precision, sharded
+from rbd_train.launched import (
+    STOP_FILE,
+    agreed,
+    check_alike,
+    layout,
+    on_one_gpu,
+    prepare_deepspeed,
+    set_precision,
+    sharded,
+)
 from rbd_train.memory import Shape, check_states, gpu_memory, model_config, settle
 from rbd_train.modelling import Rendered, add_lora, load_model, pad_id
 from rbd_train.run import Run, world_size
@@ -56,6 +65,7 @@ def make_trainer(
     joins, flash = objective != "classifier", flash_fits(model.dtype, settings.bf16, cuda)
     args = arguments(settings, seed, checkpoints, cuda, run.main, bool(held_back), joins, flash)
     recompute = agreed(recompute, args.device)
+    check_alike(checkpoints.name)
     args.activation_checkpointing = args.gradient_checkpointing = recompute
     module = load_trained(source, model, tokenizer, rows, settings, objective, cuda, flash, seed)
     optimizer = own_optimizer(module, model, settings, args.device)
@@ -246,6 +256,7 @@ def train_to_the_end(trainer: Any, checkpoint: Path | None, run: Run) -> None:
     """
     from rbd_train.trainer import train
 
+    check_alike(str(checkpoint and checkpoint.name))
     train(trainer, str(checkpoint) if checkpoint else None)
     if trainer.unsaved:
         run.say(f"{trainer.unsaved}; the trained weights alone may still fit, and are written next")

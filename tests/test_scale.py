@@ -6,6 +6,7 @@ import os
 import resource
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -545,6 +546,36 @@ def test_a_worker_that_refuses_is_heard_without_a_traceback(train_file: Path, tm
     assert "trainer.global_batch=3 is no multiple of micro_batch x processes" in done.stderr.splitlines()[-1]
 
 
+def test_ranks_agree_on_a_model_of_this_root(train_file: Path, tmp_path: Path) -> None:
+    """Its weights are an input, and inputs name the folder of checkpoints: on rank 0 alone, ranks would save apart."""
+    words = ("trainer.max_steps=2", "trainer.micro_batch=4")
+    first = train(tmp_path, train_file, *words)
+    more = (f"model.path={first / 'model'}", "model.shape={}", "name=more", "trainer.save_every=1")
+    train(tmp_path, train_file, *words, *more, "launch=ddp", "processes=2")
+    assert not list((tmp_path / "more/sft").glob("checkpoints-*"))
+    manifest = json.loads((tmp_path / "more/sft/manifest.json").read_text())
+    assert "default/sft/model/model.safetensors" in manifest["inputs"]
+
+
+def test_ranks_that_read_other_files_are_told(train_file: Path, tmp_path: Path) -> None:
+    """Two machines without a shared folder, whose copies of the data differ in a row."""
+    rows = train_file.read_text().splitlines(keepends=True)
+    both = []
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        given = {"NNODES": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    for rank, lines in enumerate((rows, rows[1:])):
+        root = tmp_path / f"machine{rank}"
+        root.mkdir()
+        (root / "train.jsonl").write_text("".join(lines))
+        words = command(root, root / "train.jsonl", ("launch=ddp", "processes=2", "trainer.max_steps=2"))
+        env = os.environ | given | {"NODE_RANK": str(rank)}
+        both.append(subprocess.Popen(words, env=env, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True))
+    told = [process.communicate()[1] for process in both]
+    assert all(process.returncode for process in both)
+    assert any("rank 1 has checkpoints-" in each and "one shared folder" in each for each in told), told
+
+
 def test_shards_of_another_world_are_refused(tmp_path: Path) -> None:
     """A43."""
     (tmp_path / "checkpoint-5").mkdir()
@@ -587,8 +618,6 @@ def test_machines_come_from_the_environment() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("launch", ["ddp", "zero2", "zero3"])
 def test_two_machines_on_loopback(single: Callable[..., Path], train_file: Path, tmp_path: Path, launch: str) -> None:
-    import socket
-
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
