@@ -18,7 +18,7 @@ from data_gen.screening import contaminated, leak, missing_part, near_twins, sur
 from rbd_train.app import BaseConfig, stage
 from rbd_train.biases import definitions_for
 from rbd_train.errors import DataError, UsageError
-from rbd_train.hub import upload
+from rbd_train.hub import check_name, upload
 from rbd_train.manifest import read_manifest
 from rbd_train.metrics import proportion
 from rbd_train.records import BiasPair, BiasRecord, Case, Dropped, Example, Trace, uniform
@@ -51,6 +51,7 @@ def main(cfg: CurateConfig, run: Run) -> float | None:
         raise UsageError(f"near_twins is {cfg.near_twins} (0 to 1, or null), ngram is {cfg.ngram} (at least 1)")
     if not 0 <= cfg.test_share <= 1 or cfg.per_case < 1:
         raise UsageError(f"test_share is {cfg.test_share} (0 to 1), per_case is {cfg.per_case} (at least 1)")
+    check_name(cfg.push_to_hub)
     records = run.read(run.output_of("judgements", "records.jsonl"), BiasRecord)
     cases = run.read(run.output_of("judgements", "cases.jsonl"), Case)
     written = run.output_of("traces", "traces.jsonl")

@@ -64,7 +64,6 @@ class DpoTrainerConfig:
     bf16: bool | None = None  # compute float32 weights in bfloat16 (autocast); null: where a GPU is at hand
     recompute: bool = False  # recompute activations in the backward pass, to save memory
     save_every: int = 0  # optimizer steps between a killed run's checkpoints; 0: on a signal and at the end
-    log_every: int = 1  # optimizer steps
 
 
 @dataclass
@@ -299,7 +298,7 @@ def arguments(settings: DpoTrainerConfig, seed: int, checkpoints: Path, cuda: bo
         gradient_accumulation_steps=accumulation(settings.global_batch, settings.micro_batch, world_size()),
         warmup_steps=settings.warmup_share, lr_scheduler_type=settings.scheduler, weight_decay=settings.weight_decay,
         bf16=set_precision(settings.bf16, cuda), activation_checkpointing=settings.recompute,
-        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
+        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=1,
         report_to="none", save_strategy="steps" if settings.save_every else "no", save_steps=settings.save_every or 1,
         save_total_limit=1, disable_tqdm=not (main and sys.stderr.isatty()), dataloader_pin_memory=cuda,
         remove_unused_columns=True, ddp_find_unused_parameters=False,

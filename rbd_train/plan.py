@@ -17,7 +17,15 @@ from rbd_train.errors import UsageError
 from rbd_train.memory import Plan, Shape, fitting, model_config, plan_rank, settle
 from rbd_train.modelling import resolve_model
 from rbd_train.run import Cell, Run, Table
-from rbd_train.settings import ModelConfig, TrainerConfig, accumulation, check_model, check_objective
+from rbd_train.settings import (
+    ModelConfig,
+    TrainerConfig,
+    accumulation,
+    check_model,
+    check_objective,
+    check_schedule,
+    check_together,
+)
 from rbd_train.throughput import PEAK
 from rbd_train.tracked_pass import sizes
 
@@ -39,7 +47,7 @@ class PlanConfig(BaseConfig):
     gpu: str = "H100"  # name of the GPU, for the time
     mfu: float = 0.35  # assumed share of its peak that training reaches
     rows: int = 1670  # training examples; the paper's number
-    row_tokens: int = 1150  # mean tokens of a row; measured on the paper's data
+    row_tokens: int = 1150  # mean tokens of a row that reasons; measured on the paper's data
     completion_tokens: int = 507  # mean supervised tokens of a row
     calls: int = 0  # calls of an API stage, for the money
     call_input_tokens: int = 650  # per call
@@ -52,16 +60,7 @@ class PlanConfig(BaseConfig):
 def main(cfg: PlanConfig, run: Run) -> float | None:
     """Count, track, compare, and propose."""
     sharding = cfg.launch or ("ddp" if cfg.gpus > 1 else "")
-    for name in ("gpus", "gpus_per_machine", "gpu_gb", "host_gb", "mfu"):
-        if getattr(cfg, name) <= 0:
-            raise UsageError(f"{name} is {getattr(cfg, name)}; it must be more than 0")
-    if cfg.gpu not in PEAK:
-        raise UsageError(f"gpu is {cfg.gpu!r}, whose speed isn't known; choose one of {', '.join(PEAK)}")
-    if sharding and sharding not in LAUNCHES:
-        raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
-    check_objective(cfg.objective)
-    check_model(cfg.model)
-    accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus)
+    check(cfg, sharding)
     shape = shape_of(cfg.model, cfg.trainer, cfg.objective, cfg.completion_tokens)
     shape, plan = settle(shape, sharding, cfg.gpus, cfg.gpu_gb * GIB)
     here = Setting(sharding, cfg.gpus, shape)
@@ -73,6 +72,39 @@ def main(cfg: PlanConfig, run: Run) -> float | None:
     run.table(cost_table(shape, cfg))
     run.facts |= {"fits": fits, "recompute": shape.recompute, "bytes": plan._asdict()}
     return plan.total / GIB
+
+
+def check(cfg: PlanConfig, sharding: str) -> None:
+    """Refuse what can't be meant, and what no training would take.
+
+    Raises:
+        UsageError: names the key, its value and what it may be.
+    """
+    if cfg.processes is not None:
+        raise UsageError(f"plan starts no processes; it counts GPUs: set gpus={cfg.processes}, and leave out processes")
+    for name in ("gpus", "gpus_per_machine", "gpu_gb", "host_gb", "mfu", "rows", "row_tokens", "completion_tokens"):
+        if getattr(cfg, name) <= 0:
+            raise UsageError(f"{name} is {getattr(cfg, name)}; it must be more than 0")
+    for name in ("calls", "call_input_tokens", "call_output_tokens", "price_in", "price_out"):
+        if (getattr(cfg, name) or 0) < 0:
+            raise UsageError(f"{name} is {getattr(cfg, name)}; it must be at least 0")
+    if cfg.mfu > 1:
+        raise UsageError(f"mfu is {cfg.mfu}; it is a share of the GPU's peak, at most 1")
+    if (cfg.price_in is None) != (cfg.price_out is None):
+        raise UsageError(f"price_in is {cfg.price_in}, price_out is {cfg.price_out}; money needs both")
+    if cfg.completion_tokens >= cfg.row_tokens:
+        raise UsageError(
+            f"completion_tokens={cfg.completion_tokens} row_tokens={cfg.row_tokens}: a completion is part of its row"
+        )
+    if cfg.gpu not in PEAK:
+        raise UsageError(f"gpu is {cfg.gpu!r}, whose speed isn't known; choose one of {', '.join(PEAK)}")
+    if sharding and sharding not in LAUNCHES:
+        raise UsageError(f"launch is {sharding!r}; plan knows {', '.join(LAUNCHES)}, or none for one GPU")
+    check_objective(cfg.objective)
+    check_model(cfg.model)
+    check_schedule(cfg.trainer)
+    check_together(cfg.model, cfg.trainer, cfg.objective, "" if sharding == "ddp" else sharding)
+    accumulation(cfg.trainer.global_batch, cfg.trainer.micro_batch, cfg.gpus, "gpus")
 
 
 class Setting(NamedTuple):
@@ -129,7 +161,9 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
             (f"launch={name} trainer.recompute=true", Setting(name, setting.gpus, shape._replace(recompute=True)))
         )
     adapters = shape._replace(recompute=True, lora_rank=16, dtype="bfloat16")
-    tried.append(("model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true", setting._replace(shape=adapters)))
+    if setting.sharding != "fsdp2":  # which keeps no float32 masters of bfloat16 weights
+        words = "model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true"
+        tried.append((words, setting._replace(shape=adapters)))
     alone = "" if setting.gpus == 1 else "ddp"  # 4-bit weights aren't sharded
     tried.append(
         ("model.four_bit=true model.lora_rank=16 model.dtype=bfloat16 trainer.recompute=true"
@@ -150,16 +184,25 @@ def ways_table(setting: Setting, cfg: PlanConfig) -> Table:
         fits = fitting(plan, cfg.gpu_gb * GIB, cfg.host_gb * GIB, min(other.gpus, cfg.gpus_per_machine))
         rows.append((words, plan.total / GIB, plan.host / GIB, "yes" if fits else "no"))
     columns = ("with", "GiB per GPU", "GiB of the host per rank", "fits")
-    return Table(name="plan_ways", title="What would make it fit", columns=columns, rows=tuple(rows))
+    return Table(
+        name="plan_ways",
+        title="What would make it fit",
+        columns=columns,
+        rows=tuple(rows),
+        note="What `rbd sft` calls processes, plan calls gpus.",
+    )
 
 
 def cost_table(shape: Shape, cfg: PlanConfig) -> Table:
     """Show tokens, time and money; what isn't known is a dash."""
     total, trained, _ = sizes(shape.config, shape.lora_rank, "bfloat16", shape.classifies)
-    tokens = cfg.rows * cfg.row_tokens * cfg.trainer.epochs
+    # a verdict stands alone where it is all that is learnt, and a classifier's is no token
+    verdict = {"label": VERDICT, "classifier": 0}.get(cfg.objective, cfg.completion_tokens)
+    row = min(cfg.row_tokens - cfg.completion_tokens + verdict, cfg.trainer.max_length)
+    tokens = cfg.rows * row * cfg.trainer.epochs
     if cfg.trainer.max_steps > 0:
-        tokens = cfg.trainer.max_steps * cfg.trainer.global_batch * cfg.row_tokens
-    pairs = 6 * shape.config.num_hidden_layers * shape.config.hidden_size * tokens * cfg.row_tokens
+        tokens = cfg.trainer.max_steps * cfg.trainer.global_batch * row
+    pairs = 6 * shape.config.num_hidden_layers * shape.config.hidden_size * tokens * row
     flops = ((4 + 2 * trained / total) * total * tokens + pairs) * (4 / 3 if shape.recompute else 1)
     peak = PEAK.get(cfg.gpu)
     hours = flops / (cfg.gpus * peak * cfg.mfu) / 3600 if peak else None

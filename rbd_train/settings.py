@@ -46,14 +46,13 @@ class TrainerConfig:
     eval_share: float = 0.0  # share of the groups held back to measure the loss on
     eval_every: int = 20  # optimizer steps between those measurements
     save_every: int = 0  # optimizer steps between a killed run's checkpoints; 0: on a signal and at the end
-    log_every: int = 1  # optimizer steps
 
 
 # what a checkpoint doesn't depend on: a run may go on with other values of these
-INNOCENT = ("micro_batch", "recompute", "padding_free", "liger", "save_every", "log_every", "max_drop_share")
+INNOCENT = ("micro_batch", "recompute", "padding_free", "liger", "save_every", "max_drop_share")
 
 
-def accumulation(global_batch: int, micro_batch: int, processes: int) -> int:
+def accumulation(global_batch: int, micro_batch: int, processes: int, named: str = "processes") -> int:
     """Return the forward passes per optimizer step.
 
     Raises:
@@ -61,7 +60,7 @@ def accumulation(global_batch: int, micro_batch: int, processes: int) -> int:
     """
     if min(global_batch, micro_batch) < 1 or global_batch % (micro_batch * processes):
         raise UsageError(
-            f"trainer.global_batch={global_batch} is no multiple of micro_batch x processes = "
+            f"trainer.global_batch={global_batch} is no multiple of micro_batch x {named} = "
             f"{micro_batch} x {processes}; accumulation would not be whole"
         )
     return global_batch // (micro_batch * processes)
@@ -75,7 +74,7 @@ def check_schedule(settings: Any) -> None:
     """
     from transformers.trainer_utils import SchedulerType
 
-    positive = ("learning_rate", "epochs", "max_length", "log_every", "global_batch", "micro_batch", "eval_every",
+    positive = ("learning_rate", "epochs", "max_length", "global_batch", "micro_batch", "eval_every",
                 "reference_batch", "beta")  # fmt: skip
     natural = ("weight_decay", "max_drop_share")
     shares = ("warmup_share", "eval_share")
@@ -122,26 +121,35 @@ def check_objective(objective: str) -> None:
         raise UsageError(f"objective is {objective!r}; choose one of {', '.join(OBJECTIVES)}")
 
 
-def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, cuda: bool, sharding: str) -> None:
-    """Refuse what can't work on this machine or under this launch, before weights are loaded.
+def check_together(model: ModelConfig, settings: TrainerConfig, objective: str, sharding: str) -> None:
+    """Refuse settings that don't go together on any machine.
 
     Raises:
         UsageError: names the keys and the way out.
     """
     if model.four_bit and not model.lora_rank:
         raise UsageError("model.four_bit=true freezes the base, so there is nothing to train: set model.lora_rank=16")
-    if model.four_bit and (not cuda or importlib.util.find_spec("bitsandbytes") is None):
-        raise UsageError("model.four_bit=true needs a GPU and the package bitsandbytes; without them set it to false")
     if model.four_bit and sharding:
         raise UsageError(f"model.four_bit=true under {sharding}: 4-bit weights aren't sharded; use launch=ddp")
     if settings.padding_free and objective == "classifier":
         raise UsageError("trainer.padding_free=true: a classifier reads one row at a time; set it to false")
+    if sharding == "fsdp2" and model.dtype == "bfloat16":
+        raise UsageError("FSDP2 keeps no float32 masters of bfloat16 weights; set model.dtype=float32, or use zero3")
+
+
+def check_settings(model: ModelConfig, settings: TrainerConfig, objective: str, cuda: bool, sharding: str) -> None:
+    """Refuse what can't work on this machine or under this launch, before weights are loaded.
+
+    Raises:
+        UsageError: names the keys and the way out.
+    """
+    check_together(model, settings, objective, sharding)
+    if model.four_bit and (not cuda or importlib.util.find_spec("bitsandbytes") is None):
+        raise UsageError("model.four_bit=true needs a GPU and the package bitsandbytes; without them set it to false")
     if settings.liger and (not cuda or importlib.util.find_spec("liger_kernel") is None):
         raise UsageError("trainer.liger=true needs a GPU and the package liger-kernel; without them set it to null")
     if sharding == "fsdp2" and not cuda:
         raise UsageError("FSDP2 needs a GPU: without one accelerate trains under DDP and says nothing; use launch=ddp")
-    if sharding == "fsdp2" and model.dtype == "bfloat16":
-        raise UsageError("FSDP2 keeps no float32 masters of bfloat16 weights; set model.dtype=float32, or use zero3")
 
 
 def facts_of(model: ModelConfig, settings: TrainerConfig, objective: str) -> dict[str, Any]:

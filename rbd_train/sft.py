@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rbd_train.app import BaseConfig, stage
 from rbd_train.errors import DataError, UsageError
-from rbd_train.hub import upload
+from rbd_train.hub import check_name, upload
 from rbd_train.modelling import Rendered, encode_context, load_tokenizer, render_example, resolve_model
 from rbd_train.prompts.detect import detect_messages
 from rbd_train.records import Example, uniform
@@ -53,6 +53,7 @@ class SftConfig(BaseConfig):
 @stage("sft", SftConfig)
 def main(cfg: SftConfig, run: Run) -> float | None:
     """Render, show what carries loss, train, save, check."""
+    check_name(cfg.push_to_hub)
     check_objective(cfg.objective)
     check_model(cfg.model)
     check_schedule(cfg.trainer)

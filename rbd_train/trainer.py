@@ -20,7 +20,7 @@ from transformers.trainer_pt_utils import get_length_grouped_indices
 from trl.trainer.sft_trainer import DataCollatorForLanguageModeling, SFTTrainer
 
 from rbd_train.checkpoints import check_loads, discard_older, saving, seal
-from rbd_train.errors import DataError
+from rbd_train.errors import DataError, UsageError
 from rbd_train.launched import sharded
 from rbd_train.masters import follow_masters, merge
 from rbd_train.throughput import Throughput
@@ -79,6 +79,23 @@ class Steady:
         """Count what goes in, and train on it."""
         self.throughput.note(inputs)
         return super().training_step(model, inputs, *args, **kwargs)  # type: ignore[misc,no-any-return]
+
+    def _prepare_for_training(self: Any, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        """Load weights and optimizer, and say which checkpoint it is that can't be loaded.
+
+        Raises:
+            DataError: names the checkpoint and the way out.
+        """
+        try:
+            return super()._prepare_for_training(max_steps, train_dataloader, resume_from_checkpoint)  # type: ignore[misc]
+        except Exception as error:
+            if not resume_from_checkpoint or isinstance(error, DataError | UsageError):
+                raise
+            told = str(error).strip().split("\n", 1)[0][:200]
+            raise DataError(
+                f"{resume_from_checkpoint} can't be loaded ({type(error).__name__}: {told}); if it is damaged, remove "
+                "it: the same command continues from an earlier one, or starts anew"
+            ) from error
 
     def prediction_step(self: Any, model: Any, inputs: dict[str, Any], *args: Any, **kwargs: Any) -> Any:
         """Measure a held-out batch alone, whatever the other ranks hold; keep its summed loss and count its tokens."""

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rbd_train.checkpoints import check_fits, newest_whole
+from rbd_train.checkpoints import check_fits, newest_whole, numbered
 from rbd_train.errors import DataError, IncompleteError
 from rbd_train.launched import (
     STOP_FILE,
@@ -145,7 +145,7 @@ def arguments(
         use_liger_kernel=liger if settings.liger is None else settings.liger,
         # a classifier has no language model's head to fuse the loss with
         liger_kernel_config=None if joins else {"fused_linear_cross_entropy": False},
-        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=settings.log_every, logging_first_step=True,
+        use_cpu=not cuda, seed=seed, data_seed=seed, logging_steps=1,
         report_to="none", save_strategy="steps" if settings.save_every else "no",
         save_steps=settings.save_every or 1, save_total_limit=1,
         eval_strategy="steps" if evaluates else "no", eval_steps=settings.eval_every,
@@ -220,11 +220,12 @@ def log_to(run: Run) -> Any:
             self, args: Any, state: Any, control: Any, logs: Mapping[str, float] | None = None, **kwargs: Any
         ) -> None:
             numbers = {key: value for key, value in (logs or {}).items() if isinstance(value, int | float)}
-            if not math.isfinite(numbers.get("loss", 0.0)):
-                raise DataError(
-                    f"{run.stage}: the loss of step {state.global_step} is {numbers['loss']}: training has diverged; "
-                    f"lower trainer.learning_rate ({args.learning_rate}), and see that the rows are sound"
-                )
+            for name, words in (("loss", "loss"), ("eval_loss", "held-out loss")):
+                if not math.isfinite(numbers.get(name, 0.0)):
+                    raise DataError(
+                        f"{run.stage}: the {words} of step {state.global_step} is {numbers[name]}: training has "
+                        f"diverged; lower trainer.learning_rate ({args.learning_rate}), and see that the rows are sound"
+                    )
             run.event("train", step=state.global_step, **numbers)
 
     return LogToRun()
@@ -237,7 +238,7 @@ def to_continue(checkpoints: Path, facts: Mapping[str, Any], run: Run) -> Path |
         run.say(f"passed over {told}")
     if newest.passed_over and newest.folder is None:
         run.say("no whole checkpoint is left: training starts anew")
-    for other in sorted(set(run.folder.glob("checkpoints-*")) - {checkpoints}):
+    for other in sorted(path for path in run.folder.glob("checkpoints-*") if path != checkpoints and numbered(path)):
         run.say(
             f"{other} is of a training with other settings or rows; it is left there: remove it when it is done with"
         )

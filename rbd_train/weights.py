@@ -148,6 +148,8 @@ def difference(found: Mapping[str, Any], name: str, live: Any) -> str:
     """Say how a stored tensor differs from the one in memory; empty where it doesn't."""
     if name not in found:
         return f"tensor {name} is missing"
+    if not live.isfinite().all():
+        return f"tensor {name} is not finite: training has diverged; lower trainer.learning_rate"
     saved = found[name].get_tensor(name)
     if saved.shape != live.shape or not saved.to(live.dtype).equal(live.to(saved.dtype).to(live.dtype)):
         return f"tensor {name} {tuple(saved.shape)} differs from the trained {tuple(live.shape)}"

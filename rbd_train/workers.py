@@ -40,10 +40,15 @@ def machines(environment: Mapping[str, str]) -> Machines:
     """Read the machines from the environment; one where nothing is said.
 
     Raises:
-        UsageError: several machines, but no address of the first, or a rank that isn't among them.
+        UsageError: no numbers, several machines, but no address of the first, or a rank that isn't among them.
     """
-    count = int(environment.get("NNODES") or environment.get("SLURM_NNODES") or 1)
-    rank = int(environment.get("NODE_RANK") or environment.get("SLURM_NODEID") or 0)
+    given = []
+    for own, slurm, default in (("NNODES", "SLURM_NNODES", "1"), ("NODE_RANK", "SLURM_NODEID", "0")):
+        name, text = next(((name, environment[name]) for name in (own, slurm) if environment.get(name)), (own, default))
+        if not text.isdecimal() or (own == "NNODES" and int(text) < 1):
+            raise UsageError(f"{name} is {text!r}; it is a number, of machines from 1, of a machine's rank from 0")
+        given.append(int(text))
+    count, rank = given
     address, port = environment.get("MASTER_ADDR", ""), environment.get("MASTER_PORT", "29500")
     if count > 1 and not address:
         raise UsageError(f"NNODES is {count}, but MASTER_ADDR is not set: export the address of the first machine")
@@ -179,8 +184,8 @@ def stopping(
 ) -> Iterator[tuple[subprocess.Popen[bytes], list[int]]]:
     """Run a command, and note the signals that come.
 
-    The first SIGTERM or SIGINT makes a file that its workers watch, the second ends it.
-    Where the workers keep no checkpoint, and so watch no file, the first one ends it.
+    The first SIGTERM or SIGINT makes a file that its workers watch, the second ends it, the third kills what hangs.
+    Where the workers keep no checkpoint, and so watch no file, each does what the next one would.
 
     The command has a session of its own, so that a Ctrl-C here doesn't end it before its step; where this process dies,
     the kernel tells the launcher, which tells the workers.
@@ -192,8 +197,10 @@ def stopping(
         asked.append(number)
         if len(asked) == 1 and keeps:
             file.touch()
-        else:
+        elif len(asked) == 1 + keeps:
             process.terminate()
+        else:
+            _kill_all(process.pid)
 
     process = subprocess.Popen(words, env=dict(environment), start_new_session=True, preexec_fn=_end_with_parent)
     before = {number: signal.signal(number, ask) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -203,6 +210,15 @@ def stopping(
         for number, handler in before.items():
             signal.signal(number, handler)
         file.unlink(missing_ok=True)
+
+
+def _kill_all(launcher: int) -> None:
+    """Kill a launcher with its workers: it would wait an hour for one that hangs, or leave it behind."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(launcher)
+        for each in [*process.children(recursive=True), process]:
+            with contextlib.suppress(psutil.Error):
+                each.kill()
 
 
 def _end_with_parent() -> None:

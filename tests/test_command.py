@@ -597,6 +597,26 @@ def test_a_diverged_training_says_so(rbd: Any, tmp_path: Path) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("trainer.max_steps=1", "trainer.learning_rate=1e39"), "is not finite: training has diverged"),
+        (("trainer.max_steps=1", "trainer.learning_rate=1e39", "trainer.eval_share=0.3"), "held-out loss of step 1 is"),
+    ],
+)
+def test_a_last_step_that_diverged_is_no_fault_of_the_disk(
+    rbd: Any, tmp_path: Path, words: tuple[str, ...], told: str
+) -> None:
+    """No later loss shows it: what is measured and saved does."""
+    rows = "".join(example(number, number % 2 == 0).model_dump_json() + "\n" for number in range(1, 20))
+    (tmp_path / "train.jsonl").write_text(rows)
+    still = ("trainer.warmup_share=0.0", "trainer.scheduler=constant")
+    said = rbd("sft", "train=[train.jsonl]", "model=tiny", *still, *words)
+    assert said.code == 1 and told in said.err and "lower trainer.learning_rate" in said.err, said.err
+    assert not Path("runs/default/sft/model").exists()
+    assert "NaN" not in Path("runs/default/sft/events.jsonl").read_text()
+
+
 def test_a_reader_that_has_seen_enough_fails_no_stage(tmp_path: Path) -> None:
     """`rbd ... | head -1` closes the pipe while the stage goes on."""
     rbd_words = [sys.executable, "-m", "rbd_train.app"]

@@ -309,3 +309,39 @@ def test_what_is_proposed_can_be_done(rbd: Callable[..., Any]) -> None:
     for word, told in (("gpus=0", "gpus is 0"), ("gpu=H1000", "choose one of H200")):
         said = rbd("plan", "name=c", "model=r1_qwen_7b", word)
         assert said.code == 2 and told in said.err
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (("rows=-5",), "rows is -5"), (("mfu=7",), "mfu is 7"), (("calls=-1",), "calls is -1"),
+        (("calls=1", "price_in=1"), "money needs both"), (("completion_tokens=2000",), "is part of its row"),
+        (("trainer.max_length=0",), "trainer.max_length is 0"), (("trainer.epochs=-3",), "trainer.epochs is -3"),
+        (("trainer.scheduler=nonsense",), "trainer.scheduler is 'nonsense'"),
+        (("launch=zero3", "processes=4"), "set gpus=4"), (("gpus=3",), "micro_batch x gpus = 1 x 3"),
+        (("model.four_bit=true",), "set model.lora_rank=16"),
+        (("model.four_bit=true", "model.lora_rank=8", "launch=zero3"), "4-bit weights aren't sharded"),
+        (("launch=fsdp2", "model.dtype=bfloat16"), "FSDP2 keeps no float32 masters"),
+        (("objective=classifier", "trainer.padding_free=true"), "trainer.padding_free=true"),
+    ],
+)  # fmt: skip
+def test_what_no_training_takes_is_not_planned(rbd: Callable[..., Any], words: tuple[str, ...], told: str) -> None:
+    said = rbd("plan", "model=tiny", *words)
+    assert said.code == 2 and told in said.err, said.err
+
+
+def test_proposals_under_fsdp_are_such_as_it_takes(rbd: Callable[..., Any]) -> None:
+    """It keeps no float32 masters, which LoRA in bfloat16 has."""
+    said = rbd("plan", "model=r1_qwen_1_5b", "launch=fsdp2", "gpu_gb=1", "gpus=2")
+    assert said.code == 0, said.err
+    ways = next(t for t in json.loads(Path("runs/default/plan/tables.json").read_text()) if t["name"] == "plan_ways")
+    assert all("launch=" in words for words, *_ in ways["rows"] if "bfloat16" in words), ways["rows"]
+
+
+def test_a_label_row_holds_no_reasoning(rbd: Callable[..., Any]) -> None:
+    tokens = {}
+    for objective in ("reasoning", "label", "classifier"):
+        assert rbd("plan", "model=tiny", f"name={objective}", f"objective={objective}", "gpus=1").code == 0
+        tables = json.loads(Path(f"runs/{objective}/plan/tables.json").read_text())
+        tokens[objective] = next(table for table in tables if table["name"] == "plan_cost")["rows"][0][0]
+    assert tokens == {"reasoning": 5 * 1670 * 1150, "label": 5 * 1670 * 646, "classifier": 5 * 1670 * 643}

@@ -408,6 +408,59 @@ def test_a_full_disk_at_the_final_save_loses_nothing(
     assert not list(Path("runs/default/sft").glob("checkpoints-*"))
 
 
+def test_a_checkpoint_with_its_size_and_other_bytes_is_named(rbd: Callable[..., Any], train_file: Path) -> None:
+    """Its table of contents is whole, so nothing passes it over; loading fails, and the way out is told."""
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=2", "trainer.micro_batch=8"]
+    assert rbd(*words, "push_to_hub=someone/detector").code == 1  # no hub here: the checkpoint stays
+    (file,) = Path("runs/default/sft").glob("checkpoints-*/checkpoint-2/optimizer.pt")
+    data = bytearray(file.read_bytes())
+    data[len(data) // 4 : len(data) // 2] = b"\xff" * (len(data) // 2 - len(data) // 4)
+    file.write_bytes(data)
+    said = rbd(*words)
+    assert said.code == 1 and "checkpoint-2 can't be loaded" in said.err and "remove it" in said.err, said.err
+    shutil.rmtree(file.parent)
+    said = rbd(*words)
+    assert said.code == 0 and "of a training with other settings" not in said.out, said.err
+
+
+def test_a_resumed_run_has_the_losses_of_its_steps_alone(rbd: Callable[..., Any], train_file: Path) -> None:
+    """A mean since the last log would be another one after a stop: every step is logged by itself."""
+    words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=3", "trainer.micro_batch=8"]
+    assert rbd(*words).code == 0
+    folder = Path("runs/default/sft")
+    metric = json.loads((folder / "manifest.json").read_text())["metric"]
+    assert len(losses(folder)) == 3 and metric == pytest.approx(losses(folder)[-1])
+
+
+WORKER = """
+import pathlib, signal, sys
+folder = pathlib.Path(sys.argv[1])
+signal.signal(signal.SIGTERM, lambda *_: (folder / "told").touch())
+(folder / "up").touch()
+while True:
+    signal.pause()
+"""
+
+
+def test_workers_that_hang_dont_outlive_a_third_signal(tmp_path: Path) -> None:
+    """Torch's launcher waits an hour for those that it told to end, and leaves them behind where it is told again."""
+    (tmp_path / "worker.py").write_text(WORKER)
+    words = [sys.executable, "-m", "rbd_train.launcher", "torch.distributed.run", "--standalone", "--nproc_per_node=1"]
+    environment = os.environ | {"PET_SHUTDOWN_TIMEOUT": "3600"}
+    words += [str(tmp_path / "worker.py"), str(tmp_path)]
+    with workers.stopping(tmp_path / "stop", words, environment, True) as (process, asked):
+        until(process, (tmp_path / "up").exists)
+        (worker,) = psutil.Process(process.pid).children()
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert (tmp_path / "stop").exists() and not (tmp_path / "told").exists()
+        os.kill(os.getpid(), signal.SIGTERM)
+        until(process, (tmp_path / "told").exists)
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert process.wait(60) == -signal.SIGKILL and len(asked) == 3
+    gone, alive = psutil.wait_procs([worker], timeout=60)
+    assert not alive
+
+
 def test_weights_are_saved_where_the_last_checkpoint_has_no_room(rbd: Callable[..., Any], train_file: Path) -> None:
     weights = (Path(resolve_model("tiny")) / "model.safetensors").stat().st_size
     words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=1", "trainer.micro_batch=8"]
@@ -527,8 +580,10 @@ def test_damaged_checkpoints_are_passed_over(tmp_path: Path) -> None:
 def test_a_training_of_other_settings_is_named(rbd: Callable[..., Any], train_file: Path) -> None:
     """Its checkpoints stay, which takes room, and it isn't what the same name goes on with."""
     left = Path("runs/default/sft/checkpoints-0123456789abcdef")
-    left.mkdir(parents=True)
+    (left / "checkpoint-7").mkdir(parents=True)
+    (left.parent / "checkpoints-fedcba9876543210").mkdir()  # of a training that ended before its first one
     said = rbd("sft", f"train=[{train_file}]", "model=tiny", "trainer.max_steps=1")
+    assert "checkpoints-fedcba9876543210" not in said.out
     assert said.code == 0 and f"{left} is of a training with other settings" in said.out and left.is_dir()
 
 
@@ -613,6 +668,9 @@ def test_machines_come_from_the_environment() -> None:
         machines({"NNODES": "2"})
     with pytest.raises(UsageError, match="NODE_RANK is 2"):
         machines({"NNODES": "2", "NODE_RANK": "2", "MASTER_ADDR": "x"})
+    for name, text in (("NNODES", "two"), ("NNODES", "0"), ("SLURM_NNODES", "-1"), ("NODE_RANK", "first")):
+        with pytest.raises(UsageError, match=f"{name} is '{text}'"):
+            machines({name: text})
 
 
 @pytest.mark.slow

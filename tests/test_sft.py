@@ -13,6 +13,7 @@ from rbd_train.app import _read_yaml, _yaml
 from rbd_train.config import compose
 from rbd_train.errors import DataError
 from rbd_train.exchange import Completion
+from rbd_train.hub import upload
 from rbd_train.modelling import (
     encode_context,
     load_tokenizer,
@@ -186,6 +187,28 @@ def test_a_reply_of_the_trained_format_is_read(tokenizer: Any) -> None:
     rendered = render_example(tokenizer, [{"role": "user", "content": "q"}], "Because.", False)
     reply = tokenizer.decode([t for t, label in zip(*rendered, strict=True) if label != -100][:-1])
     assert parse_trace(reply) == ("Because.", False, None)
+
+
+@pytest.mark.parametrize("hub", ["nonsense", "a/b/c", "someone/"])
+def test_what_names_no_repository_is_refused_before_anything_is_made(rbd: Callable[..., Any], hub: str) -> None:
+    for stage in ("sft", "curate"):
+        said = rbd(stage, f"push_to_hub={hub}")
+        assert said.code == 2 and f"push_to_hub is '{hub}'" in said.err, said.err
+
+
+def test_a_hub_that_cant_be_reached_is_told(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its HTTP client's errors are its own, and no OSError."""
+    from huggingface_hub import HfApi
+
+    class ConnectError(Exception):
+        pass
+
+    def unreached(*args: Any, **kwargs: Any) -> None:
+        raise ConnectError("[Errno -2] Name or service not known")
+
+    monkeypatch.setattr(HfApi, "create_repo", unreached)
+    with pytest.raises(DataError, match="ConnectError: .*hf upload someone/x"):
+        upload("someone/x", "model", tmp_path)
 
 
 def test_what_a_model_of_this_root_measured_is_stale_once_it_is_trained_anew(
