@@ -332,7 +332,7 @@ def test_what_no_training_takes_is_not_planned(rbd: Callable[..., Any], words: t
 
 def test_proposals_under_fsdp_are_such_as_it_takes(rbd: Callable[..., Any]) -> None:
     """It keeps no float32 masters, which LoRA in bfloat16 has."""
-    said = rbd("plan", "model=r1_qwen_1_5b", "launch=fsdp2", "gpu_gb=1", "gpus=2")
+    said = rbd("plan", "model=tiny", "launch=fsdp2", "gpu_gb=0.0001", "gpus=2")
     assert said.code == 0, said.err
     ways = next(t for t in json.loads(Path("runs/default/plan/tables.json").read_text()) if t["name"] == "plan_ways")
     assert all("launch=" in words for words, *_ in ways["rows"] if "bfloat16" in words), ways["rows"]

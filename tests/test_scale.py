@@ -612,6 +612,7 @@ def test_ranks_agree_on_a_model_of_this_root(train_file: Path, tmp_path: Path) -
     assert "default/sft/model/model.safetensors" in manifest["inputs"]
 
 
+@pytest.mark.slow
 def test_ranks_that_read_other_files_are_told(train_file: Path, tmp_path: Path) -> None:
     """Two machines without a shared folder, whose copies of the data differ in a row."""
     rows = train_file.read_text().splitlines(keepends=True)
