@@ -423,8 +423,8 @@ def test_a_checkpoint_with_its_size_and_other_bytes_is_named(rbd: Callable[..., 
     assert said.code == 0 and "of a training with other settings" not in said.out, said.err
 
 
-def test_a_resumed_run_has_the_losses_of_its_steps_alone(rbd: Callable[..., Any], train_file: Path) -> None:
-    """A mean since the last log would be another one after a stop: every step is logged by itself."""
+def test_every_step_is_logged_by_itself_and_the_last_is_the_metric(rbd: Callable[..., Any], train_file: Path) -> None:
+    """A mean since the last log would be another one where a run was stopped in between."""
     words = ["sft", f"train=[{train_file}]", *SETTINGS, "trainer.max_steps=3", "trainer.micro_batch=8"]
     assert rbd(*words).code == 0
     folder = Path("runs/default/sft")
